@@ -1,0 +1,1 @@
+"""Requests: parameters, the worker pool, cancellation, progress and outputs."""

@@ -1,0 +1,168 @@
+"""From a prompt and sampling parameters to the arguments of one pipeline call, checked against its signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from omniloom.config import UNSET, to_plain
+from omniloom.engine.params import SamplingParams
+from omniloom.engine.prompt import Prompt
+from omniloom.errors import RequestError, suggest
+from omniloom.pipelines.build import LoadedPipeline
+from omniloom.pipelines.sizes import check_size, default_size
+
+_SEED_SPACE = 2**64
+_COUNT_NAMES = ("num_images_per_prompt", "num_videos_per_prompt")
+_PASSED = (
+    "num_inference_steps",
+    "height",
+    "width",
+    "guidance_scale",
+    "guidance_scale_2",
+    "true_cfg_scale",
+    "num_frames",
+    "strength",
+    "max_sequence_length",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One pipeline call: its keyword arguments (without generators), seeds, and everything as it was resolved."""
+
+    arguments: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    output_type: str
+    resolved: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+    def generators(self) -> list[torch.Generator]:
+        """Return one fresh CPU generator per output: the same seed gives the same noise on every device."""
+        return [torch.Generator("cpu").manual_seed(seed) for seed in self.seeds]
+
+
+def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams) -> Call:
+    """Resolve one request: parameters over the folder's defaults over the family's over the call's own.
+
+    Raises ``RequestError`` for anything that this pipeline does not take or cannot make.
+    """
+    accepted = call_parameters(type(loaded.pipe))
+    name = type(loaded.pipe).__name__
+    folder = SamplingParams.from_mapping({k: v for k, v in loaded.defaults.items() if k in accepted or k == "negative_prompt"})
+    family = SamplingParams.from_mapping(dict(loaded.family.defaults))
+    for key in params.given():
+        _refuse_foreign(key, accepted, name)
+    chosen = params.over(folder).over(family)
+    if prompt.negative is not UNSET:
+        chosen = dataclasses.replace(chosen, negative_prompt=prompt.negative)
+    if params.sigmas is not UNSET and params.num_inference_steps is UNSET:
+        chosen = dataclasses.replace(chosen, num_inference_steps=len(params.sigmas))
+    arguments = _text_arguments(prompt, chosen, accepted, name)
+    arguments |= {key: value for key in _PASSED if key in accepted and (value := getattr(chosen, key)) is not UNSET}
+    if chosen.sigmas is not UNSET:
+        arguments["sigmas"] = list(chosen.sigmas)
+    arguments |= _sizes(loaded, arguments, accepted)
+    count = 1 if chosen.num_outputs_per_prompt is UNSET else chosen.num_outputs_per_prompt
+    counter = next((key for key in _COUNT_NAMES if key in accepted), None)
+    if counter:
+        arguments[counter] = count
+    elif count != 1:
+        raise RequestError(f"num_outputs_per_prompt={count}: {name} makes one output per request")
+    for key, value in chosen.extra_args.items():
+        if key not in accepted:
+            raise RequestError(f"extra_args: {name} takes no {key!r}{suggest(key, accepted)} (allowed: {', '.join(sorted(accepted))})")
+        arguments[key] = value
+    first = secrets.randbelow(2**32) if chosen.seed is UNSET else chosen.seed
+    seeds = tuple((first + i) % _SEED_SPACE for i in range(count))
+    output_type = "pil" if chosen.output_type is UNSET else chosen.output_type
+    resolved = _resolved(arguments, accepted, chosen, count, seeds, output_type)
+    return Call(arguments, seeds, output_type, resolved, tuple(_unheeded(loaded, params)))
+
+
+@functools.cache
+def call_parameters(cls: type) -> dict[str, Any]:
+    """Return the parameters of a pipeline class's call with their defaults (``inspect.Parameter.empty`` for none)."""
+    parameters = inspect.signature(cls.__call__).parameters
+    return {name: p.default for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+def _refuse_foreign(key: str, accepted: Mapping[str, Any], name: str) -> None:
+    own = {"seed", "num_outputs_per_prompt", "output_type"} | ({"fps"} if "num_frames" in accepted else set())
+    if key in own or key in accepted:
+        return
+    takes = [k for k in (*_PASSED, "sigmas", "negative_prompt") if k in accepted]
+    raise RequestError(f"{name} takes no {key}; it takes: {', '.join(takes)}")
+
+
+def _text_arguments(prompt: Prompt, params: SamplingParams, accepted: Mapping[str, Any], name: str) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    if prompt.text is not None:
+        arguments["prompt"] = prompt.text
+    negative = params.negative_prompt
+    if negative is not UNSET and negative is not None:
+        if "negative_prompt" not in accepted:
+            raise RequestError(f"{name} takes no negative prompt")
+        arguments["negative_prompt"] = negative
+    for key, value in prompt.extra.items():
+        if key not in accepted:
+            raise RequestError(f"{name} takes no {key}")
+        arguments[key] = value
+    if prompt.images:
+        if "image" not in accepted:
+            raise RequestError(f"{name} takes no image; it makes one from a prompt")
+        arguments["image"] = prompt.images[0] if len(prompt.images) == 1 else list(prompt.images)
+    elif accepted.get("image", None) is inspect.Parameter.empty:
+        raise RequestError(f"{name} needs an image: give one with the prompt")
+    if prompt.mask is not None:
+        if "mask_image" not in accepted:
+            raise RequestError(f"{name} takes no mask")
+        arguments["mask_image"] = prompt.mask
+    return arguments
+
+
+def _sizes(loaded: LoadedPipeline, arguments: Mapping[str, Any], accepted: Mapping[str, Any]) -> dict[str, int]:
+    """Check the size and fill in what is known of a default one, so that it is checked and reported too."""
+    if "height" not in accepted:
+        return {}
+    sizes = {key: arguments[key] for key in ("height", "width") if key in arguments}
+    check_size(loaded.pipe, loaded.family, sizes.get("height"), sizes.get("width"))
+    side = default_size(loaded.pipe, loaded.family)
+    if side is not None and "image" not in arguments:
+        sizes = {"height": side, "width": side, **sizes}
+    return sizes
+
+
+def _resolved(
+    arguments: Mapping[str, Any],
+    accepted: Mapping[str, Any],
+    params: SamplingParams,
+    count: int,
+    seeds: tuple[int, ...],
+    output_type: str,
+) -> dict[str, Any]:
+    names = (*_PASSED, "sigmas", "negative_prompt")
+    empty = inspect.Parameter.empty
+    resolved = {key: arguments.get(key, accepted[key]) for key in names if key in accepted}
+    resolved = {key: value for key, value in resolved.items() if value is not empty and value is not None}
+    if params.fps is not UNSET:
+        resolved["fps"] = params.fps
+    if params.extra_args:
+        resolved["extra_args"] = {key: value for key, value in params.extra_args.items()}
+    resolved |= {"seed": seeds[0], "num_outputs_per_prompt": count, "output_type": output_type}
+    return to_plain(resolved)
+
+
+def _unheeded(loaded: LoadedPipeline, params: SamplingParams) -> list[str]:
+    """Return a line for each given parameter that this model takes and cannot heed."""
+    lines = []
+    for key, (component, entry) in loaded.family.needs.items():
+        if key in params.given() and not getattr(loaded.pipe, component).config.get(entry):
+            lines.append(f"{key} has no effect: this {component} was trained without it ({entry} is false); see true_cfg_scale")
+    return lines

@@ -1,0 +1,82 @@
+"""Running one request: an unmodified pipeline over a clone, from the first token to the last pixel."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from omniloom.engine.output import Output, Progress
+from omniloom.engine.request import Request
+from omniloom.engine.trace import Trace
+from omniloom.errors import EngineError, MemoryLimitError, OmniloomError, RequestError
+from omniloom.pipelines.clone import CloneFactory
+from omniloom.pipelines.construct import GATE
+
+
+def run_request(request: Request, clones: CloneFactory, device: str) -> Output:
+    """Run ``request`` on the calling thread. Whatever goes wrong is in ``Output.error``; nothing is shared or kept."""
+    start = time.perf_counter()
+    output = Output(
+        request.id,
+        prompt=request.prompt,
+        seeds=list(request.call.seeds),
+        params=dict(request.call.resolved),
+        warnings=list(request.call.warnings),
+    )
+    trace = Trace(request.id, request.cancelled, request.notify, device)
+    try:
+        with GATE.running(), torch.no_grad():
+            trace.check()
+            pipe = clones.clone()
+            trace.attach(pipe)
+            arguments = dict(request.call.arguments)
+            generators = request.call.generators()
+            arguments["generator"] = generators if len(generators) > 1 else generators[0]
+            result = pipe(**arguments, output_type=request.call.output_type)
+            trace.check()
+        _collect(output, result, request.call.output_type)
+    except OmniloomError as error:
+        output.error = error
+    except Exception as error:
+        output.error = _translate(error, request.id)
+    trace.finish()
+    output.metrics = trace.metrics()
+    output.metrics["seconds_queued"] = start - request.arrival
+    output.metrics["seconds_total"] = time.perf_counter() - start
+    request.notify(Progress(request.id, "done", trace.steps, trace.total))
+    return output
+
+
+def _collect(output: Output, result: Any, output_type: str) -> None:
+    """Put the pipeline's result into the field it belongs to."""
+    for source in ("images", "frames", "audios", "audio"):
+        value = getattr(result, source, None)
+        if value is None:
+            continue
+        if output_type == "latent" and source in ("images", "frames"):
+            output.latents = value
+        else:
+            setattr(output, "audio" if source.startswith("audio") else source, value)
+        return
+    raise EngineError(f"{type(result).__name__} holds neither images, frames nor audio")
+
+
+def _translate(error: Exception, request_id: str) -> OmniloomError:
+    """Turn an exception of a library into one of ours, with the original as its cause."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message:
+        ours: OmniloomError = MemoryLimitError(f"request {request_id} ran out of memory: {message}; try a smaller size or VAE tiling")
+    elif isinstance(error, (ValueError, TypeError)) and _in_input_check(error):
+        ours = RequestError(message)
+    else:
+        ours = EngineError(f"request {request_id} failed: {type(error).__name__}: {message}")
+    ours.__cause__ = error
+    return ours
+
+
+def _in_input_check(error: Exception) -> bool:
+    """Whether the exception came from the pipeline's own check of its inputs, and so is the caller's to mend."""
+    return any(frame.name == "check_inputs" for frame in traceback.extract_tb(error.__traceback__))

@@ -1,0 +1,141 @@
+"""From what the user typed to a loaded pipeline: find, plan, check that it fits, load, set up."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omniloom.checkpoint import find_weights
+from omniloom.checkpoint.hub import resolve_model
+from omniloom.config import RuntimeConfig, to_plain
+from omniloom.errors import ConfigError, MemoryLimitError, ModelError
+from omniloom.pipelines.build import LoadedPipeline, build_pipeline, read_index
+from omniloom.pipelines.demo import demo_folder
+from omniloom.pipelines.family import family_of
+from omniloom.pipelines.schedulers import choose_scheduler
+from omniloom.pipelines.single_file import transformer_source
+from omniloom.platform import default_device, recommended_dtype
+from omniloom.platform.memory import available_bytes
+
+LoadProgress = Callable[[str, int, int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadPlan:
+    """Every decision before a tensor moves. ``needed_bytes``: weights that need memory of their own (not mapped)."""
+
+    folder: str | None
+    file: str | None
+    device: str
+    dtype: str
+    needed_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return to_plain(self)
+
+
+def load_pipeline(
+    model: str | Path, config: RuntimeConfig, progress: LoadProgress | None = None
+) -> tuple[LoadedPipeline, LoadPlan]:
+    """Load ``model`` as ``config`` says. See ``Omni`` for what may be given and what is raised."""
+    folder, file = _locate(model, config)
+    index = read_index(folder)
+    device, dtype = _device_and_dtype(config)
+    needed = _needed_bytes(index, dtype, config.variant, device)
+    plan = LoadPlan(str(folder), str(file) if file else None, device, dtype, needed)
+    available = available_bytes()
+    if device == "cpu" and available is not None and needed > available:
+        raise MemoryLimitError(
+            f"{folder} needs {needed / 2**30:.1f} GiB for its weights in {dtype}, {available / 2**30:.1f} GiB are free"
+        )
+    sources = {"transformer": transformer_source(file, index)} if file else None
+    loaded = build_pipeline(
+        folder,
+        dtype=getattr(torch, dtype),
+        device=device,
+        variant=config.variant,
+        progress=progress,
+        sources=sources,
+    )
+    _set_up(loaded, config)
+    return loaded, plan
+
+
+def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, LoadPlan]:
+    """Take an existing diffusers pipeline object as it is: its device and dtype stay."""
+    import diffusers
+
+    if not isinstance(pipe, diffusers.DiffusionPipeline):
+        raise ModelError(f"from_pipeline takes a diffusers pipeline object, not a {type(pipe).__name__}")
+    for key in ("dtype", "device", "base", "variant", "revision"):
+        if config.source(key) != "default":
+            raise ConfigError(f"option {key!r} cannot be used with from_pipeline: the pipeline object keeps its own")
+    pipe = copy.copy(pipe)  # options must not change the caller's object
+    loaded = LoadedPipeline(pipe, family_of(type(pipe).__name__), None, {}, {})
+    _set_up(loaded, config)
+    return loaded, LoadPlan(None, None, str(pipe.device), str(pipe.dtype).removeprefix("torch."), 0)
+
+
+def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None]:
+    """Return the pipeline folder, and the single file that stands for its transformer."""
+    if str(model) == "demo":
+        model = demo_folder()
+    found = resolve_model(model, revision=config.revision, offline=config.offline or None)
+    if found.is_dir():
+        if config.base is not None:
+            raise ConfigError(f"option base={config.base!r} goes with a single-file model; {model} is a folder")
+        return found, None
+    if found.suffix != ".safetensors":
+        raise ModelError(f"{found} is neither a pipeline folder nor a .safetensors file")
+    if config.base is None:
+        raise ModelError(f"{found} is a single file: say which pipeline it belongs to, for example --base FOLDER (base=…)")
+    base = demo_folder() if config.base == "demo" else resolve_model(config.base, revision=config.revision, offline=config.offline or None)
+    return base, found
+
+
+def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
+    device = default_device() if config.device == "auto" else config.device
+    there = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
+    if not there.get(device.split(":")[0], lambda: True)():
+        raise ConfigError(f"device {device!r} is not available here; see: omniloom check")
+    return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
+
+
+def _needed_bytes(index: Any, dtype: str, variant: str | None, device: str) -> int:
+    """Return the bytes of weights that are converted or moved, from headers alone. Also refuses damaged files early."""
+    from omniloom.pipelines.build import _variant_of
+
+    size = torch.finfo(getattr(torch, dtype)).bits // 8
+    needed = 0
+    for spec in index.components:
+        if not spec.is_model():
+            continue
+        for info in find_weights(spec.folder, variant=_variant_of(spec, variant)).tensors.values():
+            floating = info.torch_dtype.is_floating_point
+            if device != "cpu" or (floating and info.torch_dtype != getattr(torch, dtype)):
+                needed += (info.nbytes // info.itemsize) * (size if floating else info.itemsize)
+    return needed
+
+
+def _set_up(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
+    """Apply options that change the prototype: scheduler and VAE modes. What is asked for and not there is an error."""
+    pipe = loaded.pipe
+    scheduler = getattr(pipe, "scheduler", None)
+    if config.scheduler and scheduler is None:
+        raise ConfigError(f"{type(pipe).__name__} has no scheduler to choose")
+    if config.scheduler:
+        pipe.scheduler = choose_scheduler(scheduler, config.scheduler, loaded.family)
+    vae = getattr(pipe, "vae", None)
+    for mode in ("tiling", "slicing"):
+        if not getattr(config.vae, mode):
+            continue
+        enable = getattr(vae, f"enable_{mode}", None)
+        if enable is None:
+            raise ConfigError(f"option vae.{mode}: {type(vae).__name__ if vae is not None else type(pipe).__name__} has no {mode}")
+        enable()
