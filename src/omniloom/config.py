@@ -13,9 +13,9 @@ single value with a parse function or a frozen dataclass, whose fields can be gi
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -104,12 +104,11 @@ class RuntimeConfig(Mapping[str, Any]):
             for key, value in given.items():
                 option = _OPTIONS.get(key)
                 if option is None:
-                    raise ConfigError(f"unknown option {key!r}{suggest(key, _OPTIONS)} (allowed: {', '.join(sorted(_OPTIONS))})")
+                    allowed = ", ".join(sorted(_OPTIONS))
+                    raise ConfigError(f"unknown option {key!r}{suggest(str(key), _OPTIONS)} (allowed: {allowed})")
                 if value is UNSET:
                     continue
-                if option.section and isinstance(value, Mapping) and isinstance(raw.get(key), Mapping):
-                    value = {**raw[key], **value}
-                raw[key] = value
+                raw[key] = _over(raw.get(key), value) if option.section else value
                 sources[key] = layer
         values = {name: _parse(o, raw[name]) if name in raw else o.default for name, o in _OPTIONS.items()}
         return cls(values, sources)
@@ -132,10 +131,12 @@ class RuntimeConfig(Mapping[str, Any]):
         return len(self._values)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"no option {name!r}") from None
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(f"no option {name!r}")
+        return self._values[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RuntimeConfig, (dict(self._values), dict(self._sources))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a RuntimeConfig is immutable; resolve a new one")
@@ -153,27 +154,28 @@ class RuntimeConfig(Mapping[str, Any]):
 def load_file(path: str | Path) -> dict[str, Any]:
     """Read a JSON or YAML file of options. Raises ``ConfigError`` if it is missing, malformed or not a mapping."""
     path = Path(path).expanduser()
+    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file in UTF-8: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
     try:
-        if path.suffix.lower() == ".json":
-            data = json.loads(text)
-        else:
-            import yaml
-
-            data = yaml.safe_load(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    except Exception as error:  # yaml has its own exception tree
-        first = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {first}") from error
+        data = json.loads(text) if kind == "JSON" else _load_yaml(text)
+    except Exception as error:  # yaml has its own exception tree; both may recurse too deeply
+        raise ConfigError(f"{path} is not valid {kind}: {' '.join(str(error).split())}") from error
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{path} must hold a mapping of option names to values, for example: dtype: float32")
     return data
+
+
+def _load_yaml(text: str) -> Any:
+    import yaml
+
+    return yaml.safe_load(text)
 
 
 def to_plain(value: Any) -> Any:
@@ -194,9 +196,18 @@ def reject_unknown(given: Mapping[str, Any], known: set[str], where: str) -> Non
     """Raise ``ConfigError`` for the first key of ``given`` that ``known`` lacks, with a suggestion."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), sorted(known), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown key {key!r} in {where}{hint} (allowed: {', '.join(sorted(known))})")
+            allowed = ", ".join(sorted(known))
+            raise ConfigError(f"unknown key {key!r} in {where}{suggest(str(key), known)} (allowed: {allowed})")
+
+
+def _over(weaker: Any, stronger: Any) -> Any:
+    """Lay a section's stronger value over a weaker one, field by field where both say which fields they give."""
+    if not isinstance(stronger, Mapping):
+        return stronger
+    if dataclasses.is_dataclass(weaker) and not isinstance(weaker, type):
+        weaker = {field.name: getattr(weaker, field.name) for field in dataclasses.fields(weaker)}
+    base = weaker if isinstance(weaker, Mapping) else {}
+    return {**base, **{key: value for key, value in stronger.items() if value is not UNSET}}
 
 
 def _parse(option: Option, value: Any) -> Any:
@@ -204,7 +215,7 @@ def _parse(option: Option, value: Any) -> Any:
         return option.parse(value)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"option {option.name}={value!r}: {error}") from error
 
 
@@ -223,7 +234,8 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
 
     Raises ``ConfigError`` if it does not fit: ``True`` is no integer, a string is no number, NaN is no float.
     """
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    kinds = typing.get_args(hint) if union else (hint,)
     for kind in kinds:
         origin = typing.get_origin(kind) or kind
         if kind is type(None) and value is None:
@@ -232,7 +244,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return value
         if origin is int and isinstance(value, int) and not isinstance(value, bool):
             return value
-        if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        if origin is float and _is_finite(value):
             return float(value)
         if origin is str and isinstance(value, str):
             return value
@@ -242,3 +254,13 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return value
     allowed = " or ".join(getattr(k, "__name__", str(k)).replace("NoneType", "null") for k in kinds)
     raise ConfigError(f"option {where}={value!r}: must be of type {allowed}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether ``value`` is a number that a float can hold (JSON has neither NaN nor infinity)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

@@ -66,8 +66,9 @@ class EngineError(OmniloomError):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word nearest to ``word``, or an empty string."""
-    close = difflib.get_close_matches(word.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    spelled = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def shorten(names: Iterable[str], limit: int = 10) -> str:

@@ -38,12 +38,15 @@ class EngineOptions:
 
 
 class Engine:
-    """Runs requests over one pipeline on ``options.workers`` threads. Close it, or use it as a context manager."""
+    """Runs requests over one pipeline on ``options.workers`` threads. Close it, or use it as a context manager.
+
+    ``call_states``: how requests share each component ("copy", "exclusive" or "concurrent").
+    """
 
     def __init__(self, loaded: LoadedPipeline, options: EngineOptions, device: str) -> None:
-        self._loaded = loaded
-        self._clones = CloneFactory(loaded.pipe)
-        self._device = device
+        self._loaded: LoadedPipeline | None = loaded
+        self._clones: CloneFactory | None = CloneFactory(loaded.pipe)
+        self.call_states = {name: state.value for name, state in self._clones.states.items()}
         self._queue: queue.Queue[Request | None] = queue.Queue()
         self._capacity = threading.BoundedSemaphore(options.workers + options.max_queue)
         self._open: set[Request] = set()
@@ -52,15 +55,11 @@ class Engine:
         self._prefix = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()
         self._threads = [
-            threading.Thread(target=self._work, name=f"omniloom-worker-{i}", daemon=True) for i in range(options.workers)
+            threading.Thread(target=self._work, args=(self._clones, device), name=f"omniloom-worker-{i}", daemon=True)
+            for i in range(options.workers)
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def call_states(self) -> dict[str, str]:
-        """How requests share each component: copy, exclusive or concurrent."""
-        return {name: state.value for name, state in self._clones.states.items()}
 
     def submit(
         self,
@@ -75,8 +74,11 @@ class Engine:
         Raises ``RequestError`` for one that cannot run, ``EngineError`` if the engine is closed or the queue full
         (``block=True`` waits for a place instead).
         """
+        loaded = self._loaded
+        if loaded is None:
+            raise EngineError("the model is unloaded: make a new Omni")
         parsed = parse_prompt(prompt)
-        call = prepare_call(self._loaded, parsed, params or SamplingParams())
+        call = prepare_call(loaded, parsed, params or SamplingParams())
         request = Request(f"{self._prefix}-{next(self._numbers)}", parsed.text, call, quiet(on_progress))
         if not self._capacity.acquire(blocking=block):
             raise EngineError("the queue is full: wait for a request to end, or raise engine.max_queue")
@@ -102,7 +104,7 @@ class Engine:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        del self._clones, self._loaded
+        self._clones = self._loaded = None
 
     def abandon(self) -> None:
         """Let the workers end when the queue is empty, without waiting: for an owner that is being collected."""
@@ -125,8 +127,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        clones, device = self._clones, self._device
+    def _work(self, clones: CloneFactory, device: str) -> None:
         while (request := self._queue.get()) is not None:
             try:
                 output = run_request(request, clones, device)

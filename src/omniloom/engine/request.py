@@ -25,6 +25,9 @@ class Request:
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
     arrival: float = dataclasses.field(default_factory=time.perf_counter)
 
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # only ``cancelled`` cancels: the worker always sets the result
+
 
 class Handle:
     """The caller's end of a request."""

@@ -18,13 +18,23 @@ from omniloom.pipelines.construct import GATE
 
 def run_request(request: Request, clones: CloneFactory, device: str) -> Output:
     """Run ``request`` on the calling thread. Whatever goes wrong is in ``Output.error``; nothing is shared or kept."""
+    output = _run(request, clones, device)
+    if output.error is not None:
+        _let_go(output.error)
+    return output
+
+
+def _run(request: Request, clones: CloneFactory, device: str) -> Output:
+    call = request.call
+    if call is None:
+        raise ValueError("a refused request cannot run")
     start = time.perf_counter()
     output = Output(
         request.id,
         prompt=request.prompt,
-        seeds=list(request.call.seeds),
-        params=dict(request.call.resolved),
-        warnings=list(request.call.warnings),
+        seeds=list(call.seeds),
+        params=dict(call.resolved),
+        warnings=list(call.warnings),
     )
     trace = Trace(request.id, request.cancelled, request.notify, device)
     try:
@@ -32,12 +42,12 @@ def run_request(request: Request, clones: CloneFactory, device: str) -> Output:
             trace.check()
             pipe = clones.clone()
             trace.attach(pipe)
-            arguments = dict(request.call.arguments)
-            generators = request.call.generators()
+            arguments = dict(call.arguments)
+            generators = call.generators()
             arguments["generator"] = generators if len(generators) > 1 else generators[0]
-            result = pipe(**arguments, output_type=request.call.output_type)
+            result = pipe(**arguments, output_type=call.output_type)
             trace.check()
-        _collect(output, result, request.call.output_type)
+        _collect(output, result, call.output_type)
     except OmniloomError as error:
         output.error = error
     except Exception as error:
@@ -75,6 +85,16 @@ def _translate(error: Exception, request_id: str) -> OmniloomError:
         ours = EngineError(f"request {request_id} failed: {type(error).__name__}: {message}")
     ours.__cause__ = error
     return ours
+
+
+def _let_go(error: OmniloomError) -> None:
+    """Turn the tracebacks of an error's chain into a note: their frames would keep weights and latents alive."""
+    if error.__cause__ is not None:
+        error.add_note("".join(traceback.format_exception(error.__cause__)).rstrip())
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
 
 
 def _in_input_check(error: Exception) -> bool:
