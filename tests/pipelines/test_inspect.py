@@ -57,9 +57,7 @@ def pipeline(folder: Path) -> Path:
     component(folder / "text_encoder", {"a": ("F32", (10, 10))}, architectures=["CLIPTextModel"])
     quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     tensors = {"w": ("U8", (64, 32)), "b": ("BF16", (64,))}
-    component(
-        folder / "transformer", tensors, _class_name="FluxTransformer2DModel", quantization_config=quantization
-    )
+    component(folder / "transformer", tensors, _class_name="FluxTransformer2DModel", quantization_config=quantization)
     return folder
 
 

@@ -49,12 +49,8 @@ class LoadPlan:
 def plan_diffusers(model: torch.nn.Module, names: Iterable[str], dtype: torch.dtype) -> LoadPlan:
     """Plan a diffusers model: names are equal but for deprecated attention keys; ``_keep_in_fp32_modules`` kept."""
     state = model.state_dict()
-    names = list(names)
-    renamed = dict.fromkeys(names)
-    model._fix_state_dict_keys_on_load(renamed)  # pops old keys, appends new ones in the same order
-    old = [name for name in names if name not in renamed]
-    new = [name for name in renamed if name not in set(names)]
-    origin = {**{name: name for name in renamed}, **dict(zip(new, old, strict=True))}
+    origin = {name: name for name in names}
+    model._fix_state_dict_keys_on_load(origin)  # moves values from old keys to new ones; ours are the old keys
     direct = {target: source for target, source in origin.items() if target in state}
     unexpected = _without(set(origin) - set(state), model._keys_to_ignore_on_load_unexpected)
     keep = model._keep_in_fp32_modules or []
