@@ -32,10 +32,10 @@ class Omni:
             [out] = omni.generate("a fox on blue", SamplingParams(seed=7))
             out.images[0].save("fox.png")
 
-    ``model``: a diffusers pipeline folder, a hub id (``owner/name``), ``"demo"``, or a ``.safetensors`` file of a
-    transformer together with ``base``. ``options``: any registered option (``dtype``, ``device``, ``scheduler``,
-    ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them); ``config``: options
-    resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
+    ``model``: a diffusers pipeline folder, a hub id (``owner/name``), ``"demo"``, or a transformer's
+    ``.safetensors`` file together with ``base``. ``options``: any registered option (``dtype``,
+    ``device``, ``scheduler``, ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them);
+    ``config``: options resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
 
     Raises ``ConfigError`` for a wrong option, ``ModelError`` or ``CheckpointError`` for a model that cannot be loaded,
     ``MemoryLimitError`` for one that does not fit. Nothing is kept if it fails.
@@ -91,8 +91,8 @@ class Omni:
     ) -> list[Output]:
         """Generate and wait. One output per prompt, in order.
 
-        ``prompts``: a string, a dict (``prompt``, ``negative_prompt``, ``image`` or ``images``, ``mask`` …), or a list of
-        these. A single prompt raises its error; in a list each request fails alone and its output has ``error`` set,
+        ``prompts``: a string, a dict (``prompt``, ``negative_prompt``, ``image`` or ``images``, ``mask`` …), or a list
+        of these. A single prompt raises its error; in a list each request fails alone and its output has ``error`` set,
         except that a wrong parameter that all share is raised at once.
         """
         if not isinstance(prompts, (list, tuple)):
@@ -133,7 +133,11 @@ class Omni:
         return list(outputs)
 
     async def astream(
-        self, prompts: Iterable[Any], params: SamplingParams | None = None, *, on_progress: ProgressCallback | None = None
+        self,
+        prompts: Iterable[Any],
+        params: SamplingParams | None = None,
+        *,
+        on_progress: ProgressCallback | None = None,
     ) -> AsyncIterator[Output]:
         """Like ``stream``, for asyncio."""
         handles = [self._submit_or_failed(p, params, on_progress, False) for p in prompts]

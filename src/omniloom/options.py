@@ -60,7 +60,9 @@ def _no_quantization(value: Any) -> None:
 
 register("dtype", default="auto", parse=parse_dtype, help="Compute type: auto, float32, bfloat16 or float16.")
 register("device", default="auto", parse=parse_device, help="Where to run: auto, cpu, cuda, cuda:N, xpu or mps.")
-register("base", default=None, parse=_optional_path, help="Pipeline folder or hub id that a single-file model belongs to.")
+register(
+    "base", default=None, parse=_optional_path, help="Pipeline folder or hub id that a single-file model belongs to."
+)
 register("variant", default=None, parse=_optional_text, help="File variant to load, for instance fp16.")
 register("revision", default=None, parse=_optional_text, help="Branch, tag or commit of a hub id.")
 register("offline", default=False, parse=_bool, help="Use only what is on disk already; never ask the hub.")

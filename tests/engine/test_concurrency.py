@@ -7,7 +7,29 @@ import pytest
 
 from omniloom import Omni, SamplingParams
 
-WORDS = "a red fox on blue with a very long tail and much more to say about the weather in the north".split()
+WORDS = [
+    "a",
+    "red",
+    "fox",
+    "on",
+    "blue",
+    "with",
+    "a",
+    "very",
+    "long",
+    "tail",
+    "and",
+    "much",
+    "more",
+    "to",
+    "say",
+    "about",
+    "the",
+    "weather",
+    "in",
+    "the",
+    "north",
+]
 SIZES = ((32, 32), (32, 48), (48, 32), (64, 64))
 
 

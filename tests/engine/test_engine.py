@@ -97,7 +97,9 @@ def test_cancel_while_queued_running_and_after(omni: Omni) -> None:
 @pytest.mark.parametrize("phase", ["encode", "denoise", "decode"])
 def test_cancel_in_each_phase_leaves_the_next_request_exact(tiny_folder, phase: str) -> None:
     with Omni(tiny_folder("sd3"), dtype="float32", device="cpu") as omni:
-        params = SamplingParams(num_inference_steps=3, seed=9, height=32, width=32, output_type="np", max_sequence_length=16)
+        params = SamplingParams(
+            num_inference_steps=3, seed=9, height=32, width=32, output_type="np", max_sequence_length=16
+        )
         [expected] = omni.generate("a fox", params)
         holder: list = []
         ready = threading.Event()
@@ -179,7 +181,10 @@ def test_unload_cancels_and_frees(tiny_folder) -> None:
 
 
 def test_nothing_of_a_request_is_kept(omni: Omni) -> None:
-    [out] = omni.generate("a fox", SamplingParams(num_inference_steps=1, height=32, width=32, output_type="latent", max_sequence_length=16))
+    [out] = omni.generate(
+        "a fox",
+        SamplingParams(num_inference_steps=1, height=32, width=32, output_type="latent", max_sequence_length=16),
+    )
     latents = weakref.ref(out.latents)
     del out
     gc.collect()

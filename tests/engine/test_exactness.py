@@ -112,7 +112,14 @@ def test_own_sigmas_equal_diffusers_and_leave_nothing_behind(tiny_folder) -> Non
     pipe = load(tiny_folder("flux"))
     call = {k: v for k, v in small("flux").items() if k != "num_inference_steps"}
     sigmas = [1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1]
-    runs = [{"num_inference_steps": 1}, {}, {"num_inference_steps": 12}, {"num_inference_steps": 4}, {}, {"sigmas": sigmas}]
+    runs = [
+        {"num_inference_steps": 1},
+        {},
+        {"num_inference_steps": 12},
+        {"num_inference_steps": 4},
+        {},
+        {"sigmas": sigmas},
+    ]
     with Omni(tiny_folder("flux"), dtype="float32", device="cpu") as omni:
         for changes in runs:
             expected = run(pipe, seed=2, prompt=PROMPT, **call, **changes)

@@ -113,7 +113,8 @@ def test_legacy_key_names(tiny_folder, tmp_path: Path) -> None:
     clip = next((folder / "text_encoder").glob("*.safetensors"))
     state = load_file(clip)
     flipped = {
-        (k.removeprefix("text_model.") if k.startswith("text_model.") else f"text_model.{k}"): v for k, v in state.items()
+        (k.removeprefix("text_model.") if k.startswith("text_model.") else f"text_model.{k}"): v
+        for k, v in state.items()
     }
     flipped["text_model.embeddings.position_ids"] = torch.arange(77)[None]
     save_file(flipped, clip, {"format": "pt"})
@@ -141,7 +142,10 @@ def test_missing_unknown_and_misshapen_keys_are_refused(tiny_folder, tmp_path: P
 
     cases: list[tuple[Any, list[str]]] = [
         (lambda s: s.pop(norm), [norm, "missing"]),
-        (lambda s: [s.pop(name) for name in many], [many[0] if many[0] == min(many) else "in all", f"{len(many)} in all"]),
+        (
+            lambda s: [s.pop(name) for name in many],
+            [many[0] if many[0] == min(many) else "in all", f"{len(many)} in all"],
+        ),
         (lambda s: s.update({"extra.weight": torch.zeros(2)}), ["extra.weight"]),
         (lambda s: s.update({norm: torch.zeros(*s[norm].shape, 2)}), [norm, "shape"]),
     ]
@@ -217,7 +221,9 @@ def test_variants_are_loaded_on_request_only(tiny_folder, tmp_path: Path) -> Non
 
 def test_progress_counts_every_byte(tiny_folder) -> None:
     seen: dict[str, tuple[int, int]] = {}
-    build_pipeline(tiny_folder("flux"), dtype=torch.bfloat16, progress=lambda n, done, total: seen.update({n: (done, total)}))
+    build_pipeline(
+        tiny_folder("flux"), dtype=torch.bfloat16, progress=lambda n, done, total: seen.update({n: (done, total)})
+    )
     assert set(seen) == {"transformer", "vae", "text_encoder", "text_encoder_2"}
     assert all(done == total > 0 for done, total in seen.values())
 
@@ -228,15 +234,27 @@ def test_fp32_islands_are_kept(tmp_path: Path) -> None:
     from transformers import T5Config, T5EncoderModel
 
     torch.manual_seed(0)
-    wan = WanTransformer3DModel(num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16,
-                                freq_dim=16, ffn_dim=32, num_layers=1, cross_attn_norm=True, rope_max_seq_len=32)
+    wan = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=16,
+        freq_dim=16,
+        ffn_dim=32,
+        num_layers=1,
+        cross_attn_norm=True,
+        rope_max_seq_len=32,
+    )
     wan.save_pretrained(tmp_path / "wan")
     for dtype in (torch.bfloat16, torch.float16):
         ours = load_model(WanTransformer3DModel, tmp_path / "wan", dtype=dtype)
         assert_same(ours, WanTransformer3DModel.from_pretrained(tmp_path / "wan", torch_dtype=dtype))
         assert ours.condition_embedder.time_embedder.linear_1.weight.dtype == torch.float32
         assert ours.blocks[0].attn1.to_q.weight.dtype == dtype
-    T5EncoderModel(T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(tmp_path / "t5")
+    T5EncoderModel(T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(
+        tmp_path / "t5"
+    )
     for dtype, kept in ((torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)):
         ours = load_model(T5EncoderModel, tmp_path / "t5", dtype=dtype)
         assert_same(ours, T5EncoderModel.from_pretrained(tmp_path / "t5", dtype=dtype))

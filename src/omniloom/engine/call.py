@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import secrets
 from collections.abc import Mapping
@@ -55,7 +54,9 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     """
     accepted = call_parameters(type(loaded.pipe))
     name = type(loaded.pipe).__name__
-    folder = SamplingParams.from_mapping({k: v for k, v in loaded.defaults.items() if k in accepted or k == "negative_prompt"})
+    folder = SamplingParams.from_mapping(
+        {k: v for k, v in loaded.defaults.items() if k in accepted or k == "negative_prompt"}
+    )
     family = SamplingParams.from_mapping(dict(loaded.family.defaults))
     for key in params.given():
         _refuse_foreign(key, accepted, name)
@@ -77,7 +78,9 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
         raise RequestError(f"num_outputs_per_prompt={count}: {name} makes one output per request")
     for key, value in chosen.extra_args.items():
         if key not in accepted:
-            raise RequestError(f"extra_args: {name} takes no {key!r}{suggest(key, accepted)} (allowed: {', '.join(sorted(accepted))})")
+            raise RequestError(
+                f"extra_args: {name} takes no {key!r}{suggest(key, accepted)} (allowed: {', '.join(sorted(accepted))})"
+            )
         arguments[key] = value
     first = secrets.randbelow(2**32) if chosen.seed is UNSET else chosen.seed
     seeds = tuple((first + i) % _SEED_SPACE for i in range(count))
@@ -86,8 +89,7 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     return Call(arguments, seeds, output_type, resolved, tuple(_unheeded(loaded, params)))
 
 
-@functools.cache
-def call_parameters(cls: type) -> dict[str, Any]:
+def call_parameters(cls: Any) -> dict[str, Any]:
     """Return the parameters of a pipeline class's call with their defaults (``inspect.Parameter.empty`` for none)."""
     parameters = inspect.signature(cls.__call__).parameters
     return {name: p.default for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -164,5 +166,7 @@ def _unheeded(loaded: LoadedPipeline, params: SamplingParams) -> list[str]:
     lines = []
     for key, (component, entry) in loaded.family.needs.items():
         if key in params.given() and not getattr(loaded.pipe, component).config.get(entry):
-            lines.append(f"{key} has no effect: this {component} was trained without it ({entry} is false); see true_cfg_scale")
+            lines.append(
+                f"{key} has no effect: this {component} was trained without it ({entry} is false); see true_cfg_scale"
+            )
     return lines

@@ -91,7 +91,9 @@ class SamplingParams:
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
-                raise RequestError(f"unknown parameter {key!r}{suggest(key, known)} (allowed: {', '.join(sorted(known))})")
+                raise RequestError(
+                    f"unknown parameter {key!r}{suggest(key, known)} (allowed: {', '.join(sorted(known))})"
+                )
         return cls(**values)
 
     def over(self, weaker: SamplingParams) -> SamplingParams:
@@ -131,8 +133,12 @@ class SamplingParams:
 
     def _check_sigmas(self) -> None:
         sigmas: Any = self.sigmas
-        numbers = isinstance(sigmas, tuple) and sigmas and all(
-            isinstance(s, (int, float)) and not isinstance(s, bool) and math.isfinite(s) and s >= 0 for s in sigmas
+        numbers = (
+            isinstance(sigmas, tuple)
+            and sigmas
+            and all(
+                isinstance(s, (int, float)) and not isinstance(s, bool) and math.isfinite(s) and s >= 0 for s in sigmas
+            )
         )
         if not numbers:
             raise RequestError(f"sigmas={sigmas!r}: must be a non-empty list of numbers from 0 up")
@@ -140,5 +146,5 @@ class SamplingParams:
             raise RequestError(f"sigmas={list(sigmas)}: must descend")
         if self.num_inference_steps is not UNSET and self.num_inference_steps != len(sigmas):
             raise RequestError(
-                f"num_inference_steps={self.num_inference_steps} contradicts {len(sigmas)} sigmas: leave one of them out"
+                f"num_inference_steps={self.num_inference_steps} contradicts {len(sigmas)} sigmas: leave one out"
             )

@@ -12,7 +12,13 @@ from omniloom.errors import RequestError, suggest
 
 _IMAGE_KEYS = {"image", "images"}
 _MASK_KEYS = {"mask", "mask_image"}
-_TENSOR_KEYS = {"prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds", "latents"}
+_TENSOR_KEYS = {
+    "prompt_embeds",
+    "pooled_prompt_embeds",
+    "negative_prompt_embeds",
+    "negative_pooled_prompt_embeds",
+    "latents",
+}
 _KEYS = {"prompt", "prompt_2", "prompt_3", "negative_prompt", *_IMAGE_KEYS, *_MASK_KEYS, *_TENSOR_KEYS}
 
 
@@ -41,7 +47,9 @@ def parse_prompt(value: Any) -> Prompt:
         raise RequestError(f"a prompt must be a string or a dict, not {type(value).__name__}")
     for key in value:
         if key not in _KEYS:
-            raise RequestError(f"unknown prompt key {key!r}{suggest(str(key), _KEYS)} (allowed: {', '.join(sorted(_KEYS))})")
+            raise RequestError(
+                f"unknown prompt key {key!r}{suggest(str(key), _KEYS)} (allowed: {', '.join(sorted(_KEYS))})"
+            )
     given = {key: item for key, item in value.items() if item is not None or key == "negative_prompt"}
     text = given.get("prompt")
     for key in ("prompt", "prompt_2", "prompt_3"):

@@ -78,7 +78,9 @@ def _translate(error: Exception, request_id: str) -> OmniloomError:
     """Turn an exception of a library into one of ours, with the original as its cause."""
     message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message:
-        ours: OmniloomError = MemoryLimitError(f"request {request_id} ran out of memory: {message}; try a smaller size or VAE tiling")
+        ours: OmniloomError = MemoryLimitError(
+            f"request {request_id} ran out of memory: {message}; try a smaller size or VAE tiling"
+        )
     elif isinstance(error, (ValueError, TypeError)) and _in_input_check(error):
         ours = RequestError(message)
     else:

@@ -26,7 +26,9 @@ class Trace:
     allocator's own peak): with several requests at once it is shared by them.
     """
 
-    def __init__(self, request_id: str, cancelled: threading.Event, notify: Callable[[Progress], None], device: str) -> None:
+    def __init__(
+        self, request_id: str, cancelled: threading.Event, notify: Callable[[Progress], None], device: str
+    ) -> None:
         self.request_id = request_id
         self.cancelled = cancelled
         self.notify = notify
@@ -109,11 +111,19 @@ class Trace:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-@functools.cache
-def _traced(cls: type) -> type:
-    """Return a subclass of a scheduler class that reports to ``_omniloom_trace``; its name stays (pipelines read it)."""
+_TRACED: dict[Any, Any] = {}
+
+
+def _traced(cls: Any) -> Any:
+    """Return the subclass of a scheduler class that reports to ``_omniloom_trace``; its name stays, pipelines read it."""
     if hasattr(cls, "_omniloom_trace"):
         return cls
+    if cls not in _TRACED:
+        _TRACED[cls] = _make_traced(cls)
+    return _TRACED[cls]
+
+
+def _make_traced(cls: Any) -> Any:
 
     @functools.wraps(cls.set_timesteps)
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -93,16 +93,24 @@ def build_pipeline(
             hint = suggest(spec.name, parameters)
             raise ModelError(f"{folder}: {cls.__name__} has no component {spec.name!r}{hint}")
         if not (folder / spec.name).is_dir() and not _at_root(folder, spec):
-            raise ModelError(f"{folder / spec.name} is missing: the folder of component {spec.name!r} ({spec.class_name})")
+            raise ModelError(
+                f"{folder / spec.name} is missing: the folder of component {spec.name!r} ({spec.class_name})"
+            )
     if variant and not any(_variant_of(spec, variant) for spec in index.components):
         raise ModelError(f"{folder} has no files of variant {variant!r}")
     given = {spec.name for spec in index.components} | set(index.absent)
     needed = [
         name
         for name, parameter in parameters.items()
-        if name != "self" and parameter.default is inspect.Parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if name != "self"
+        and parameter.default is inspect.Parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    lacking = [name for name in needed if name not in given and name not in index.settings and name not in cls._optional_components]
+    lacking = [
+        name
+        for name in needed
+        if name not in given and name not in index.settings and name not in cls._optional_components
+    ]
     if lacking:
         raise ModelError(f"{folder / 'model_index.json'} lacks components of {cls.__name__}: {shorten(lacking)}")
     values: dict[str, Any] = {name: None for name in needed if name not in index.settings}
@@ -112,7 +120,9 @@ def build_pipeline(
     for spec in index.components:
         source = (sources or {}).get(spec.name)
         report = _component_progress(progress, spec, variant, source)
-        loaded = load_component(spec, dtype=dtype, device=device, variant=_variant_of(spec, variant), progress=report, source=source)
+        loaded = load_component(
+            spec, dtype=dtype, device=device, variant=_variant_of(spec, variant), progress=report, source=source
+        )
         values[spec.name] = loaded.value
         seconds[spec.name] = loaded.seconds
     pipe = cls(**values)
@@ -128,7 +138,8 @@ def pipeline_class(name: str) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)):
         known = [n for n in dir(diffusers) if n.endswith("Pipeline")]
         raise ModelError(
-            f"pipeline class {name!r} is not in diffusers {diffusers.__version__}{suggest(name, known)}; a newer release may have it"
+            f"pipeline class {name!r} is not in diffusers {diffusers.__version__}{suggest(name, known)}; "
+            "a newer release may have it"
         )
     return cls
 
@@ -152,7 +163,11 @@ def _variant_of(spec: ComponentSpec, variant: str | None) -> str | None:
     """Return the variant for one component. Components that come in one variant only keep the plain file."""
     if variant is None:
         return None
-    return variant if any(f".{variant}." in path.name or f".{variant}-" in path.name for path in spec.folder.iterdir()) else None
+    return (
+        variant
+        if any(f".{variant}." in path.name or f".{variant}-" in path.name for path in spec.folder.iterdir())
+        else None
+    )
 
 
 def _component_progress(progress: Progress | None, spec: ComponentSpec, variant: str | None, source: Any) -> Any:
@@ -160,7 +175,9 @@ def _component_progress(progress: Progress | None, spec: ComponentSpec, variant:
         return None
     from omniloom.checkpoint import find_weights
 
-    total = source.nbytes if source is not None else find_weights(spec.folder, variant=_variant_of(spec, variant)).nbytes
+    total = (
+        source.nbytes if source is not None else find_weights(spec.folder, variant=_variant_of(spec, variant)).nbytes
+    )
     done = 0
 
     def report(count: int) -> None:
@@ -172,14 +189,23 @@ def _component_progress(progress: Progress | None, spec: ComponentSpec, variant:
 
 
 def _at_root(folder: Path, spec: ComponentSpec) -> bool:
-    return not spec.is_model() and any(folder.glob("*.json")) and spec.folder == folder and (folder / "config.json").is_file()
+    return (
+        not spec.is_model()
+        and any(folder.glob("*.json"))
+        and spec.folder == folder
+        and (folder / "config.json").is_file()
+    )
 
 
 def _not_a_pipeline(folder: Path) -> str:
     if not folder.exists():
         return f"model folder {folder} does not exist"
     if (folder / "config.json").is_file():
-        return f"{folder} is a single component, not a pipeline: give the folder above it, the one with model_index.json"
-    children = [child.name for child in folder.iterdir() if (child / "model_index.json").is_file()] if folder.is_dir() else []
+        return (
+            f"{folder} is a single component, not a pipeline: give the folder above it, the one with model_index.json"
+        )
+    children = (
+        [child.name for child in folder.iterdir() if (child / "model_index.json").is_file()] if folder.is_dir() else []
+    )
     hint = f"; did you mean {folder / children[0]}?" if children else ""
     return f"{folder} has no model_index.json: not a diffusers pipeline folder{hint}"

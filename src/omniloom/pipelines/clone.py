@@ -21,7 +21,9 @@ class CloneFactory:
         self._components = {name: value for name, value in prototype.components.items() if value is not None}
         self.states = {name: call_state(value) for name, value in self._components.items()}
         self._exclusive = {
-            name: Exclusive(self._components[name]) for name, state in self.states.items() if state is CallState.EXCLUSIVE
+            name: Exclusive(self._components[name])
+            for name, state in self.states.items()
+            if state is CallState.EXCLUSIVE
         }
         self._per_thread = threading.local()
         self._copying = threading.Lock()

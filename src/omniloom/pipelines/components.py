@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -35,7 +36,9 @@ class ComponentSpec:
         import diffusers
 
         if (self.folder / f"{self.library}.py").is_file():
-            raise ModelError(f"component {self.name!r} brings its own code ({self.library}.py): running it is not supported")
+            raise ModelError(
+                f"component {self.name!r} brings its own code ({self.library}.py): running it is not supported"
+            )
         if hasattr(diffusers.pipelines, self.library):
             module: Any = getattr(diffusers.pipelines, self.library)
         elif self.library in ("diffusers", "transformers"):
@@ -51,9 +54,8 @@ class ComponentSpec:
         if not isinstance(cls, type):
             hint = suggest(self.class_name, [n for n in dir(module) if n[:1].isupper()])
             raise ModelError(
-                f"component {self.name!r} is a {self.class_name}, which {self.library} "
-                f"{importlib.import_module(self.library.split('.')[0]).__version__ if self.library in ('diffusers', 'transformers') else ''}"
-                f" does not have{hint}; a newer release may"
+                f"component {self.name!r} is a {self.class_name}, which the installed {self.library} does not have"
+                f"{hint}; a newer release may"
             )
         return cls
 
@@ -88,7 +90,9 @@ def load_component(
     if not spec.is_model():
         value = _load_without_weights(cls, spec)
     else:
-        value = load_model(cls, spec.folder, dtype=dtype, device=device, variant=variant, progress=progress, source=source)
+        value = load_model(
+            cls, spec.folder, dtype=dtype, device=device, variant=variant, progress=progress, source=source
+        )
     return LoadedComponent(value, time.perf_counter() - start)
 
 
@@ -106,24 +110,18 @@ def load_model(
     import diffusers
     from transformers import PreTrainedModel
 
-    own = source is None
-    if own:
-        source = TensorSource(find_weights(folder, variant=variant))
-    try:
+    given: Any = source
+    with contextlib.nullcontext(given) if given else TensorSource(find_weights(folder, variant=variant)) as tensors:
         if issubclass(cls, diffusers.ModelMixin):
             model = empty_diffusers_model(cls, _read_config(folder), dtype)
-            plan = plan_diffusers(model, source.names(), dtype)
+            plan = plan_diffusers(model, tensors.names(), dtype)
         elif issubclass(cls, PreTrainedModel):
-            config = copy.deepcopy(_transformers_config(cls, folder))
-            model = empty_transformers_model(cls, config, dtype)
-            plan = plan_transformers(model, source.names(), dtype)
+            model = empty_transformers_model(cls, copy.deepcopy(_transformers_config(cls, folder)), dtype)
+            plan = plan_transformers(model, tensors.names(), dtype)
             _load_generation_config(model, folder)
         else:
             raise ModelError(f"{cls.__module__}.{cls.__name__} is neither a diffusers nor a transformers model")
-        fill(model, plan, source, device=device, progress=progress, where=str(folder))
-    finally:
-        if own:
-            source.close()
+        fill(model, plan, tensors, device=device, progress=progress, where=getattr(given, "file", str(folder)))
     if left := meta_leftovers(model):
         raise ModelError(f"{cls.__name__}: tensors without values after loading {folder}: {', '.join(left[:10])}")
     return model
@@ -161,4 +159,6 @@ def _load_without_weights(cls: Any, spec: ComponentSpec) -> Any:
     try:
         return cls.from_pretrained(str(spec.folder))
     except Exception as error:  # each class raises what it likes for a damaged folder
-        raise ModelError(f"component {spec.name!r} ({spec.class_name}) in {spec.folder}: {' '.join(str(error).split())}") from error
+        raise ModelError(
+            f"component {spec.name!r} ({spec.class_name}) in {spec.folder}: {' '.join(str(error).split())}"
+        ) from error

@@ -80,13 +80,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def empty_diffusers_model(cls: type, config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:
+def empty_diffusers_model(cls: Any, config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:
     """Build a diffusers ``ModelMixin`` from its config dict, parameters on meta, as ``from_pretrained`` would."""
     with GATE.constructing(), _default_dtype(dtype), init_empty_weights(include_buffers=False):
         return cls.from_config(config).eval()
 
 
-def empty_transformers_model(cls: type, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+def empty_transformers_model(cls: Any, config: Any, dtype: torch.dtype) -> torch.nn.Module:
     """Build a transformers ``PreTrainedModel`` from its config object, parameters on meta, buffers computed."""
     with GATE.constructing(), init_empty_weights(include_buffers=False):
         return cls._from_config(config, dtype=dtype).eval()

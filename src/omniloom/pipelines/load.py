@@ -94,14 +94,24 @@ def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None
     if found.suffix != ".safetensors":
         raise ModelError(f"{found} is neither a pipeline folder nor a .safetensors file")
     if config.base is None:
-        raise ModelError(f"{found} is a single file: say which pipeline it belongs to, for example --base FOLDER (base=…)")
-    base = demo_folder() if config.base == "demo" else resolve_model(config.base, revision=config.revision, offline=config.offline or None)
+        raise ModelError(
+            f"{found} is a single file: say which pipeline it belongs to, for example --base FOLDER (base=…)"
+        )
+    base = (
+        demo_folder()
+        if config.base == "demo"
+        else resolve_model(config.base, revision=config.revision, offline=config.offline or None)
+    )
     return base, found
 
 
 def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     device = default_device() if config.device == "auto" else config.device
-    there = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
+    there: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "xpu": torch.xpu.is_available,
+        "mps": torch.backends.mps.is_available,
+    }
     if not there.get(device.split(":")[0], lambda: True)():
         raise ConfigError(f"device {device!r} is not available here; see: omniloom check")
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
@@ -137,5 +147,7 @@ def _set_up(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
             continue
         enable = getattr(vae, f"enable_{mode}", None)
         if enable is None:
-            raise ConfigError(f"option vae.{mode}: {type(vae).__name__ if vae is not None else type(pipe).__name__} has no {mode}")
+            raise ConfigError(
+                f"option vae.{mode}: {type(vae).__name__ if vae is not None else type(pipe).__name__} has no {mode}"
+            )
         enable()

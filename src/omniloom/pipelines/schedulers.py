@@ -1,4 +1,4 @@
-"""Choosing the scheduler by name with options: ``"unipc"``, ``{"name": "dpm++", "solver_order": 3}``, ``{"shift": 2}``."""
+"""Choosing the scheduler by name with options: ``"unipc"``, ``{"name": "dpm++", "solver_order": 3}``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def choose_scheduler(base: Any, wanted: Mapping[str, Any] | None, family: Family
             raise ConfigError(f"{cls.__name__} has no option {key!r}{suggest(key, accepted)} (allowed: {allowed})")
     taken = set(inspect.signature(cls.set_timesteps).parameters)
     if missing := [arg for arg in family.schedule_args if arg not in taken]:
-        raise ConfigError(f"{cls.__name__} cannot be used with this model: its set_timesteps takes no {', '.join(missing)}")
+        raise ConfigError(
+            f"{cls.__name__} cannot be used with this model: its set_timesteps takes no {', '.join(missing)}"
+        )
     if flow and "use_flow_sigmas" in accepted:  # a general solver has to be told that the model predicts velocities
         inherited = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
         if "shift" in base.config and "flow_shift" in accepted:
@@ -75,5 +77,7 @@ def _class_of(name: Any, flow: bool) -> Any:
     cls = getattr(diffusers, full, None)
     if not (isinstance(cls, type) and issubclass(cls, diffusers.SchedulerMixin)):
         known = [*_NAMES, *(n for n in dir(diffusers) if n.endswith("Scheduler"))]
-        raise ConfigError(f"unknown scheduler {name!r}{suggest(name, known)} (allowed: {', '.join(_NAMES)} or a diffusers class)")
+        raise ConfigError(
+            f"unknown scheduler {name!r}{suggest(name, known)} (allowed: {', '.join(_NAMES)} or a diffusers class)"
+        )
     return cls

@@ -21,7 +21,8 @@ def check_size(pipe: Any, family: Family, height: int | None, width: int | None)
     high = "x".join(str(-(-side // stride) * stride) if side else "?" for side in (width, height))
     nearest = low if low == high else f"{low} or {high}"
     raise RequestError(
-        f"size {given}: {' and '.join(bad)} must be a multiple of {stride} pixels for {type(pipe).__name__}; nearest: {nearest}"
+        f"size {given}: {' and '.join(bad)} must be a multiple of {stride} pixels for {type(pipe).__name__}; "
+        f"nearest: {nearest}"
     )
 
 

@@ -12,14 +12,27 @@ import copy
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from omniloom.checkpoint import TensorSource
 from omniloom.errors import CheckpointError, shorten
 
 Progress = Callable[[int], None]
+
+
+class Source(Protocol):
+    """Named tensors with shapes known beforehand: ``checkpoint.TensorSource``, or tensors that exist already."""
+
+    def names(self) -> list[str]: ...
+
+    def info(self, name: str) -> Any: ...
+
+    def read(self, name: str, *, dtype: torch.dtype | None, device: Any, prefer: Any) -> torch.Tensor: ...
+
+    def load_many(
+        self, names: list[str], *, dtype_of: Any, device: Any, progress: Progress | None
+    ) -> Iterable[tuple[str, torch.Tensor]]: ...
 
 
 @dataclasses.dataclass
@@ -46,17 +59,19 @@ class LoadPlan:
     unexpected: set[str]
 
 
-def plan_diffusers(model: torch.nn.Module, names: Iterable[str], dtype: torch.dtype) -> LoadPlan:
+def plan_diffusers(model: Any, names: Iterable[str], dtype: torch.dtype) -> LoadPlan:
     """Plan a diffusers model: names are equal but for deprecated attention keys; ``_keep_in_fp32_modules`` kept."""
     state = model.state_dict()
     origin = {name: name for name in names}
     model._fix_state_dict_keys_on_load(origin)  # moves values from old keys to new ones; ours are the old keys
     direct = {target: source for target, source in origin.items() if target in state}
     unexpected = _without(set(origin) - set(state), model._keys_to_ignore_on_load_unexpected)
-    keep = model._keep_in_fp32_modules or []
-    keep = {keep} if isinstance(keep, str) else set(keep)
+    listed = model._keep_in_fp32_modules or []
+    keep = {listed} if isinstance(listed, str) else set(listed)
     dtypes = {
-        target: (torch.float32 if keep & set(target.split(".")) else dtype) if state[target].is_floating_point() else None
+        target: (torch.float32 if keep & set(target.split(".")) else dtype)
+        if state[target].is_floating_point()
+        else None
         for target in direct
     }
     return LoadPlan(direct, [], dtypes, set(state) - set(direct), unexpected)
@@ -97,7 +112,7 @@ def plan_transformers(model: Any, names: Iterable[str], dtype: torch.dtype) -> L
 def fill(
     model: torch.nn.Module,
     plan: LoadPlan,
-    source: TensorSource,
+    source: Source,
     *,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
@@ -139,7 +154,7 @@ def bind(model: torch.nn.Module, target: str, tensor: torch.Tensor) -> None:
     module = model.get_submodule(path)
     if leaf in module._parameters:
         old = module._parameters[leaf]
-        grad = old.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+        grad = old is not None and old.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
         module._parameters[leaf] = torch.nn.Parameter(tensor, requires_grad=grad)
     else:
         module._buffers[leaf] = tensor
@@ -165,7 +180,7 @@ def meta_leftovers(model: torch.nn.Module) -> list[str]:
 
 
 def _convert(
-    model: Any, conversion: Conversion, source: TensorSource, dtypes: Mapping[str, torch.dtype | None], device: Any
+    model: Any, conversion: Conversion, source: Source, dtypes: Mapping[str, torch.dtype | None], device: Any
 ) -> dict[str, torch.Tensor]:
     dtype = dtypes.get(conversion.first_target)
     for pattern, names in conversion.sources.items():
@@ -176,7 +191,9 @@ def _convert(
     return {target: value[0] if isinstance(value, list) else value for target, value in realized.items()}
 
 
-def _transformers_dtypes(model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.dtype | None]:
+def _transformers_dtypes(
+    model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, torch.dtype | None]:
     """Return the storage dtype per parameter: what construction gave it, but fp32 where the model insists on it.
 
     ``_keep_in_fp32_modules`` concerns float16 only, ``_keep_in_fp32_modules_strict`` bfloat16 too.
@@ -184,7 +201,9 @@ def _transformers_dtypes(model: Any, state: Mapping[str, torch.Tensor], dtype: t
     keep = set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else set()
     if dtype in (torch.float16, torch.bfloat16):
         keep |= set(model._keep_in_fp32_modules_strict or ())
-    patterns = [re.compile(pattern.replace("*", ".*")) for pattern in keep]  # anywhere in the name, as transformers does
+    patterns = [
+        re.compile(pattern.replace("*", ".*")) for pattern in keep
+    ]  # anywhere in the name, as transformers does
     return {
         name: (torch.float32 if any(p.search(name) for p in patterns) else t.dtype) if t.is_floating_point() else None
         for name, t in state.items()
@@ -231,7 +250,7 @@ def _initialise_optional(model: Any, plan: LoadPlan, device: Any) -> None:
 
 
 def _ignored_unexpected(model: Any) -> set[str]:
-    """Return the patterns of superfluous keys that transformers accepts: the model's own, and buffers of old versions."""
+    """Return the patterns of superfluous keys that transformers accepts: the model's own, and old buffers."""
     patterns = set(model._keys_to_ignore_on_load_unexpected or ())
     buffers = [name for name, _ in model.named_buffers()]
     if any(name.endswith("rotary_emb.inv_freq") for name in buffers):
@@ -243,7 +262,9 @@ def _ignored_unexpected(model: Any) -> set[str]:
 
 def _check_shape(target: str, name: str, wanted: Any, given: Any, where: str) -> None:
     if tuple(wanted) != tuple(given):
-        raise CheckpointError(f"{where}: {name!r} has shape {list(given)} in the file, the model needs {list(wanted)} for {target!r}")
+        raise CheckpointError(
+            f"{where}: {name!r} has shape {list(given)} in the file, the model needs {list(wanted)} for {target!r}"
+        )
 
 
 def _without(names: set[str], patterns: Iterable[str] | None) -> set[str]:
