@@ -32,10 +32,10 @@ class Omni:
             [out] = omni.generate("a fox on blue", SamplingParams(seed=7))
             out.images[0].save("fox.png")
 
-    ``model``: a diffusers pipeline folder, a hub id (``owner/name``), ``"demo"``, or a transformer's
-    ``.safetensors`` file together with ``base``. ``options``: any registered option (``dtype``,
-    ``device``, ``scheduler``, ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them);
-    ``config``: options resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
+    ``model``: a diffusers pipeline folder, a hub id (``owner/name``), ``"demo"``, or a ``.safetensors`` file of a
+    transformer together with ``base``. ``options``: any registered option (``dtype``, ``device``, ``scheduler``,
+    ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them). ``config``:
+    options that are resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
 
     Raises ``ConfigError`` for a wrong option, ``ModelError`` or ``CheckpointError`` for a model that cannot be loaded,
     ``MemoryLimitError`` for one that does not fit. Nothing is kept if it fails.

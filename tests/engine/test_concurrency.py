@@ -7,29 +7,7 @@ import pytest
 
 from omniloom import Omni, SamplingParams
 
-WORDS = [
-    "a",
-    "red",
-    "fox",
-    "on",
-    "blue",
-    "with",
-    "a",
-    "very",
-    "long",
-    "tail",
-    "and",
-    "much",
-    "more",
-    "to",
-    "say",
-    "about",
-    "the",
-    "weather",
-    "in",
-    "the",
-    "north",
-]
+TEXT = "a red fox on blue with a very long tail and much more to say about the weather in the north"
 SIZES = ((32, 32), (32, 48), (48, 32), (64, 64))
 
 
@@ -49,7 +27,7 @@ def eight_requests(family: str) -> list[tuple[str, SamplingParams]]:
             output_type="np",
             **guided,
         )
-        requests.append((" ".join(WORDS[: 2 + 2 * i]), params))
+        requests.append((" ".join(TEXT.split()[: 2 + 2 * i]), params))
     return requests
 
 

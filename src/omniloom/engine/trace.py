@@ -115,7 +115,7 @@ _TRACED: dict[Any, Any] = {}
 
 
 def _traced(cls: Any) -> Any:
-    """Return the subclass of a scheduler class that reports to ``_omniloom_trace``; its name stays, pipelines read it."""
+    """Return the subclass of a scheduler class that reports to ``_omniloom_trace``; its name stays."""
     if hasattr(cls, "_omniloom_trace"):
         return cls
     if cls not in _TRACED:

@@ -86,7 +86,7 @@ def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None
     """Return the pipeline folder, and the single file that stands for its transformer."""
     if str(model) == "demo":
         model = demo_folder()
-    found = resolve_model(model, revision=config.revision, offline=config.offline or None)
+    found = _resolve(model, config)
     if found.is_dir():
         if config.base is not None:
             raise ConfigError(f"option base={config.base!r} goes with a single-file model; {model} is a folder")
@@ -97,12 +97,12 @@ def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None
         raise ModelError(
             f"{found} is a single file: say which pipeline it belongs to, for example --base FOLDER (base=…)"
         )
-    base = (
-        demo_folder()
-        if config.base == "demo"
-        else resolve_model(config.base, revision=config.revision, offline=config.offline or None)
-    )
+    base = demo_folder() if config.base == "demo" else _resolve(config.base, config)
     return base, found
+
+
+def _resolve(model: str | Path, config: RuntimeConfig) -> Path:
+    return resolve_model(model, revision=config.revision, variant=config.variant, offline=config.offline or None)
 
 
 def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
