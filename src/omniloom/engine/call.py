@@ -15,7 +15,9 @@ from omniloom.engine.params import SamplingParams
 from omniloom.engine.prompt import Prompt
 from omniloom.errors import RequestError, suggest
 from omniloom.pipelines.build import LoadedPipeline
-from omniloom.pipelines.sizes import check_size, default_size
+from omniloom.pipelines.family import Family
+from omniloom.pipelines.sizes import check_frames, check_size, default_size
+from omniloom.pipelines.tasks import pipeline_for
 
 _SEED_SPACE = 2**64
 _COUNT_NAMES = ("num_images_per_prompt", "num_videos_per_prompt")
@@ -34,8 +36,12 @@ _PASSED = (
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One pipeline call: its keyword arguments (without generators), seeds, and everything as it was resolved."""
+    """One pipeline call: the prototype that serves it, its keyword arguments (without generators), its seeds, and
+    everything as it was resolved. ``guidance``: the scale for a pipeline that keeps it in a guider object.
+    """
 
+    prototype: Any
+    guidance: float | None
     arguments: Mapping[str, Any]
     seeds: tuple[int, ...]
     output_type: str
@@ -52,14 +58,17 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
 
     Raises ``RequestError`` for anything that this pipeline does not take or cannot make.
     """
-    accepted = call_parameters(type(loaded.pipe))
-    name = type(loaded.pipe).__name__
+    pipe = pipeline_for(loaded, images=len(prompt.images), mask=prompt.mask is not None)
+    guider = getattr(pipe, "guider", None)
+    accepted = call_parameters(type(pipe))
+    name = type(pipe).__name__
     folder = SamplingParams.from_mapping(
         {k: v for k, v in loaded.defaults.items() if k in accepted or k == "negative_prompt"}
     )
     family = SamplingParams.from_mapping(dict(loaded.family.defaults))
+    own = {"guidance_scale"} if guider is not None and hasattr(guider, "guidance_scale") else set()
     for key in params.given():
-        _refuse_foreign(key, accepted, name)
+        _refuse_foreign(key, {**accepted, **dict.fromkeys(own)}, name)
     chosen = params.over(folder).over(family)
     if prompt.negative is not UNSET:
         chosen = dataclasses.replace(chosen, negative_prompt=prompt.negative)
@@ -69,7 +78,8 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     arguments |= {key: value for key in _PASSED if key in accepted and (value := getattr(chosen, key)) is not UNSET}
     if chosen.sigmas is not UNSET:
         arguments["sigmas"] = list(chosen.sigmas)
-    arguments |= _sizes(loaded, arguments, accepted)
+    arguments |= _sizes(pipe, loaded.family, arguments, accepted)
+    check_frames(pipe, loaded.family, arguments.get("num_frames"))
     count = 1 if chosen.num_outputs_per_prompt is UNSET else chosen.num_outputs_per_prompt
     counter = next((key for key in _COUNT_NAMES if key in accepted), None)
     if counter:
@@ -86,7 +96,11 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     seeds = tuple((first + i) % _SEED_SPACE for i in range(count))
     output_type = "pil" if chosen.output_type is UNSET else chosen.output_type
     resolved = _resolved(arguments, accepted, chosen, count, seeds, output_type)
-    return Call(arguments, seeds, output_type, resolved, tuple(_unheeded(loaded, params)))
+    guidance = None
+    if "guidance_scale" not in accepted and own:
+        guidance = None if chosen.guidance_scale is UNSET else float(chosen.guidance_scale)
+        resolved["guidance_scale"] = getattr(guider, "guidance_scale", None) if guidance is None else guidance
+    return Call(pipe, guidance, arguments, seeds, output_type, resolved, tuple(_unheeded(pipe, loaded.family, params)))
 
 
 def call_parameters(cls: Any) -> dict[str, Any]:
@@ -117,25 +131,19 @@ def _text_arguments(prompt: Prompt, params: SamplingParams, accepted: Mapping[st
             raise RequestError(f"{name} takes no {key}")
         arguments[key] = value
     if prompt.images:
-        if "image" not in accepted:
-            raise RequestError(f"{name} takes no image; it makes one from a prompt")
         arguments["image"] = prompt.images[0] if len(prompt.images) == 1 else list(prompt.images)
-    elif accepted.get("image", None) is inspect.Parameter.empty:
-        raise RequestError(f"{name} needs an image: give one with the prompt")
     if prompt.mask is not None:
-        if "mask_image" not in accepted:
-            raise RequestError(f"{name} takes no mask")
         arguments["mask_image"] = prompt.mask
     return arguments
 
 
-def _sizes(loaded: LoadedPipeline, arguments: Mapping[str, Any], accepted: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(pipe: Any, family: Family, arguments: Mapping[str, Any], accepted: Mapping[str, Any]) -> dict[str, int]:
     """Check the size and fill in what is known of a default one, so that it is checked and reported too."""
     if "height" not in accepted:
         return {}
     sizes = {key: arguments[key] for key in ("height", "width") if key in arguments}
-    check_size(loaded.pipe, loaded.family, sizes.get("height"), sizes.get("width"))
-    side = default_size(loaded.pipe, loaded.family)
+    check_size(pipe, family, sizes.get("height"), sizes.get("width"))
+    side = default_size(pipe, family)
     if side is not None and "image" not in arguments:
         sizes = {"height": side, "width": side, **sizes}
     return sizes
@@ -161,11 +169,11 @@ def _resolved(
     return to_plain(resolved)
 
 
-def _unheeded(loaded: LoadedPipeline, params: SamplingParams) -> list[str]:
+def _unheeded(pipe: Any, family: Family, params: SamplingParams) -> list[str]:
     """Return a line for each given parameter that this model takes and cannot heed."""
     lines = []
-    for key, (component, entry) in loaded.family.needs.items():
-        if key in params.given() and not getattr(loaded.pipe, component).config.get(entry):
+    for key, (component, entry) in family.needs.items():
+        if key in params.given() and not getattr(pipe, component).config.get(entry):
             lines.append(
                 f"{key} has no effect: this {component} was trained without it ({entry} is false); see true_cfg_scale"
             )

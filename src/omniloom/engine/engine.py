@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedPipeline, options: EngineOptions, device: str) -> None:
         self._loaded: LoadedPipeline | None = loaded
-        self._clones: CloneFactory | None = CloneFactory(loaded.pipe)
+        self._clones: CloneFactory | None = CloneFactory(loaded)
         self.call_states = {name: state.value for name, state in self._clones.states.items()}
         self._queue: queue.Queue[Request | None] = queue.Queue()
         self._capacity = threading.BoundedSemaphore(options.workers + options.max_queue)
@@ -133,6 +133,7 @@ class Engine:
                 output = run_request(request, clones, device)
             except BaseException as error:  # a worker must never die with a caller waiting
                 output = Output(request.id, prompt=request.prompt, error=EngineError(f"internal error: {error!r}"))
+            request.call = None  # a handle that is kept must not keep the weights
             with self._lock:
                 self._open.discard(request)
             self._capacity.release()

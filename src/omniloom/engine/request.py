@@ -19,7 +19,7 @@ class Request:
 
     id: str
     prompt: str | None
-    call: Call | None  # None: refused, never run
+    call: Call | None  # None: refused, or over
     notify: Callable[[Progress], None]
     future: Future[Output] = dataclasses.field(default_factory=Future)
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)

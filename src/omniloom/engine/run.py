@@ -36,11 +36,13 @@ def _run(request: Request, clones: CloneFactory, device: str) -> Output:
         params=dict(call.resolved),
         warnings=list(call.warnings),
     )
-    trace = Trace(request.id, request.cancelled, request.notify, device)
+    trace = Trace(request.id, request.cancelled, request.notify, device, clones.branches)
     try:
         with GATE.running(), torch.no_grad():
             trace.check()
-            pipe = clones.clone()
+            pipe = clones.clone(call.prototype, trace.calls, batch=len(call.seeds))
+            if call.guidance is not None:
+                pipe.guider = pipe.guider.new(guidance_scale=call.guidance)
             trace.attach(pipe)
             arguments = dict(call.arguments)
             generators = call.generators()

@@ -1,7 +1,8 @@
 """Watching one request from its own scheduler copy: phases, steps, cancellation. Works for every pipeline.
 
 Every pipeline calls ``scheduler.set_timesteps`` before its loop and ``scheduler.step`` in it, also those without a
-step callback. The request's copy gets a generated subclass; the class that other requests use is never touched.
+step callback. The request's copy gets a generated subclass; the class that other requests use is never touched. The
+denoising phase begins with the first denoiser call after the schedule is set.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from omniloom.engine.output import Progress
 from omniloom.errors import Cancelled
+from omniloom.pipelines.denoiser import CallTracker, Denoiser
+from omniloom.pipelines.family import Branches
 from omniloom.platform.memory import rss_bytes
 
 
@@ -27,9 +30,15 @@ class Trace:
     """
 
     def __init__(
-        self, request_id: str, cancelled: threading.Event, notify: Callable[[Progress], None], device: str
+        self,
+        request_id: str,
+        cancelled: threading.Event,
+        notify: Callable[[Progress], None],
+        device: str,
+        branches: Branches,
     ) -> None:
         self.request_id = request_id
+        self.calls = CallTracker(request_id, branches, before=self.call_begins)
         self.cancelled = cancelled
         self.notify = notify
         self.device = device
@@ -68,7 +77,15 @@ class Trace:
         """The pipeline has set its schedule of ``count`` model calls: the loop is about to begin."""
         self.check()
         self.total = count
-        self.enter("denoise")
+        self.calls.index = 0
+        if not any(type(value) is Denoiser for value in vars(self._pipe).values()):
+            self.enter("denoise")
+
+    def call_begins(self) -> None:
+        """The pipeline is about to call a denoiser."""
+        self.check()
+        if self.total:
+            self.enter("denoise")
 
     def step_begins(self) -> None:
         """The model has answered and the scheduler is about to step."""
@@ -78,6 +95,7 @@ class Trace:
     def step_done(self) -> None:
         """The scheduler has stepped."""
         self.steps += 1
+        self.calls.begin_step()
         self._sample()
         self.notify(Progress(self.request_id, "denoise", self.steps, self.total))
         self.check()

@@ -23,7 +23,7 @@ class LoadedPipeline:
     """A pipeline that is ready to be cloned, and what is known about it.
 
     ``pipe`` is the prototype and is never called. ``defaults``: sampling parameters that the folder brings along.
-    ``load_seconds``: per component. ``sources``: what each component was loaded from.
+    ``load_seconds``: per component. ``siblings``: prototypes of other classes over the same components, as needed.
     """
 
     pipe: Any
@@ -31,6 +31,17 @@ class LoadedPipeline:
     folder: Path | None
     defaults: dict[str, Any]
     load_seconds: dict[str, float]
+    siblings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def sibling(self, cls: Any) -> Any:
+        """Return a prototype of pipeline class ``cls`` over this pipeline's components and settings."""
+        if cls is type(self.pipe):
+            return self.pipe
+        if cls not in self.siblings:
+            own = {**dict(self.pipe.config), **self.pipe.components}
+            names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+            self.siblings[cls] = cls(**{name: own[name] for name in names if name in own})
+        return self.siblings[cls]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ Weights are shared, call state is not. A class is ``CONCURRENT`` only where a ha
 from __future__ import annotations
 
 import enum
-import threading
 from typing import Any
 
 import torch
@@ -42,11 +41,11 @@ def call_state(component: Any) -> CallState:
 
 
 class Exclusive:
-    """A stand-in for a module that lets one call through at a time; otherwise it looks like the module itself."""
+    """A stand-in for a module whose calls hold ``lock``; otherwise it looks like the module itself."""
 
-    def __init__(self, target: torch.nn.Module, lock: Any | None = None) -> None:
+    def __init__(self, target: torch.nn.Module, lock: Any) -> None:
         object.__setattr__(self, "_target", target)
-        object.__setattr__(self, "_lock", lock or threading.RLock())
+        object.__setattr__(self, "_lock", lock)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # isinstance(proxy, AutoencoderKL) holds

@@ -9,31 +9,50 @@ from typing import Any
 
 
 class BranchRule(enum.Enum):
-    """How the branch (cond, uncond, …) of a denoiser call is known.
+    """How the branch (cond, uncond, …) of a denoiser call is known where no ``cache_context`` names it.
 
-    CACHE_CONTEXT: the pipeline opens ``denoiser.cache_context(name)`` around each call.
-    BATCHED: one call per step whose rows are the branches, in the family's order.
-    ORDER: one call per branch and step, in the family's order.
+    ORDER: one call per branch and step, in the order of ``branch_names``; without guidance only the first.
+    BATCHED: the rows of a step's first call are the branches, in that order; without guidance only the last named one.
     UNKNOWN: not established; features that need branches (step caches) stay off.
     """
 
-    CACHE_CONTEXT = "cache_context"
-    BATCHED = "batched"
     ORDER = "order"
+    BATCHED = "batched"
     UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches:
+    """Identity of denoiser calls. ``names``: branches in order. ``extra``: further calls of a step, in order.
+
+    A pipeline that opens ``denoiser.cache_context(name)`` around its calls always wins over this.
+    """
+
+    rule: BranchRule = BranchRule.UNKNOWN
+    names: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    unguided: tuple[str, ...] = ()  # BATCHED: the rows of a call without guidance
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameRule:
+    """Legal frame counts are ``k * stride + 1``; ``stride`` is a number or an attribute of the pipeline."""
+
+    stride: int | str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """Facts about one family of pipelines.
 
-    pipelines: diffusers pipeline classes, the one that a folder usually names first.
-    denoisers: components that the denoising loop calls. blocks: class name of a repeated block -> attribute of the
-    denoiser that lists them. size_stride: factors (numbers or pipeline attributes) whose product divides height and
-    width. default_size: the same, whose product is the side of a default image; empty: the call's own default.
-    defaults: sampling parameters that differ from the defaults in the pipeline's call. needs: parameter ->
-    (component, config key) without which the model ignores it. schedule_args: what the pipeline always passes to
-    ``scheduler.set_timesteps`` and a chosen scheduler must take. branches, branch_names: identity of denoiser calls.
+    pipelines: diffusers pipeline classes, the one that a folder usually names first. denoisers: components that the
+    denoising loop calls. blocks: attribute of the denoiser -> class name of the repeated blocks that it lists.
+    size_stride: factors (numbers or pipeline attributes) whose product divides height and width. default_size: the
+    same, whose product is the side of a default image; empty: the call's own default. frames: legal frame counts.
+    siblings: task -> (pipeline class, setting of the pipeline that must be true) where diffusers' own task mapping
+    says nothing. defaults: sampling parameters that differ from the defaults in the pipeline's call. needs: parameter
+    -> (component, config key) without which the model ignores it. schedule_args: what the pipeline always passes to
+    ``scheduler.set_timesteps`` and a chosen scheduler must take. branches: identity of denoiser calls.
     """
 
     name: str
@@ -42,14 +61,15 @@ class Family:
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     size_stride: tuple[int | str, ...] = ()
     default_size: tuple[int | str, ...] = ()
+    frames: FrameRule | None = None
+    siblings: Mapping[str, tuple[str, str | None]] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     needs: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     schedule_args: tuple[str, ...] = ()
-    branches: BranchRule = BranchRule.UNKNOWN
-    branch_names: tuple[str, ...] = ()
+    branches: Branches = Branches()
 
 
-GENERIC = Family(name="generic", pipelines=())
+GENERIC = Family(name="generic", pipelines=(), denoisers=("transformer", "transformer_2", "unet"))
 _BY_PIPELINE: dict[str, Family] = {}
 
 

@@ -26,6 +26,18 @@ def check_size(pipe: Any, family: Family, height: int | None, width: int | None)
     )
 
 
+def check_frames(pipe: Any, family: Family, frames: int | None) -> None:
+    """Raise ``RequestError`` with the nearest legal counts if the model cannot make exactly so many frames."""
+    stride = family.frames and product(pipe, (family.frames.stride,))
+    if not stride or frames is None or frames % stride == 1 % stride:
+        return
+    low = (frames - 1) // stride * stride + 1
+    nearest = f"{low} or {low + stride}" if low > 0 else str(low + stride)
+    raise RequestError(
+        f"num_frames={frames}: {type(pipe).__name__} makes a multiple of {stride}, plus one; nearest: {nearest}"
+    )
+
+
 def default_size(pipe: Any, family: Family) -> int | None:
     """Return the side in pixels of an image whose size is not given, where the family knows it."""
     return product(pipe, family.default_size)

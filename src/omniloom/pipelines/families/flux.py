@@ -1,6 +1,6 @@
 """FLUX.1: two lists of blocks, embedded guidance (dev) or none (schnell), optional true classifier-free guidance."""
 
-from omniloom.pipelines.family import BranchRule, Family, register
+from omniloom.pipelines.family import Branches, BranchRule, Family, register
 
 FLUX = register(
     Family(
@@ -14,14 +14,13 @@ FLUX = register(
             "FluxKontextInpaintPipeline",
         ),
         blocks={
-            "FluxTransformerBlock": "transformer_blocks",
-            "FluxSingleTransformerBlock": "single_transformer_blocks",
+            "transformer_blocks": "FluxTransformerBlock",
+            "single_transformer_blocks": "FluxSingleTransformerBlock",
         },
         size_stride=("vae_scale_factor", 2),  # packed in 2x2 patches; other sizes are cut down with a warning only
         default_size=("default_sample_size", "vae_scale_factor"),
         needs={"guidance_scale": ("transformer", "guidance_embeds")},
         schedule_args=("mu",),
-        branches=BranchRule.CACHE_CONTEXT,
-        branch_names=("cond", "uncond"),
+        branches=Branches(BranchRule.ORDER, ("cond", "uncond")),
     )
 )

@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5: one list of joint blocks, classifier-free guidance as two rows of one call."""
 
-from omniloom.pipelines.family import BranchRule, Family, register
+from omniloom.pipelines.family import Branches, BranchRule, Family, register
 
 SD3 = register(
     Family(
@@ -10,10 +10,9 @@ SD3 = register(
             "StableDiffusion3Img2ImgPipeline",
             "StableDiffusion3InpaintPipeline",
         ),
-        blocks={"JointTransformerBlock": "transformer_blocks"},
+        blocks={"transformer_blocks": "JointTransformerBlock"},
         size_stride=("vae_scale_factor", "patch_size"),
         default_size=("default_sample_size", "vae_scale_factor"),
-        branches=BranchRule.BATCHED,  # plus a third call per step while skip-layer guidance is on
-        branch_names=("uncond", "cond"),
+        branches=Branches(BranchRule.BATCHED, ("uncond", "cond"), extra=("skip_layers",), unguided=("cond",)),
     )
 )

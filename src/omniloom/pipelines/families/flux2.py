@@ -1,0 +1,18 @@
+"""FLUX.2 (embedded guidance, one call a step) and klein (classifier-free guidance unless distilled)."""
+
+from omniloom.pipelines.family import Branches, BranchRule, Family, register
+
+FLUX2 = register(
+    Family(
+        name="flux2",
+        pipelines=("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline", "Flux2KleinInpaintPipeline"),
+        blocks={
+            "transformer_blocks": "Flux2TransformerBlock",
+            "single_transformer_blocks": "Flux2SingleTransformerBlock",
+        },
+        size_stride=("vae_scale_factor", 2),
+        default_size=("default_sample_size", "vae_scale_factor"),
+        schedule_args=("mu",),
+        branches=Branches(BranchRule.ORDER, ("cond", "uncond")),
+    )
+)

@@ -1,0 +1,16 @@
+"""GLM-Image: an autoregressive stage makes prior tokens, a DiT paints from them."""
+
+from omniloom.pipelines.family import Branches, BranchRule, Family, register
+
+GLM_IMAGE = register(
+    Family(
+        name="glm-image",
+        pipelines=("GlmImagePipeline",),
+        blocks={"transformer_blocks": "GlmImageTransformerBlock"},
+        size_stride=("vae_scale_factor", 4),
+        default_size=("default_sample_size", "vae_scale_factor"),
+        branches=Branches(
+            BranchRule.ORDER, ("cond", "uncond")
+        ),  # calls before the first step write the condition cache
+    )
+)

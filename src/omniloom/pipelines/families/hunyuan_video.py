@@ -1,0 +1,14 @@
+"""HunyuanVideo 1.5: video with a guider object and no step callback."""
+
+from omniloom.pipelines.family import Branches, BranchRule, Family, FrameRule, register
+
+HUNYUAN_VIDEO = register(
+    Family(
+        name="hunyuan-video",
+        pipelines=("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"),
+        blocks={"transformer_blocks": "HunyuanVideo15TransformerBlock"},
+        size_stride=("vae_scale_factor_spatial",),
+        frames=FrameRule("vae_scale_factor_temporal"),
+        branches=Branches(BranchRule.ORDER, ("pred_cond", "pred_uncond")),
+    )
+)
