@@ -12,13 +12,13 @@ from typing import Any
 from omniloom import options as _options  # noqa: F401  (registers the options)
 from omniloom._version import __version__
 from omniloom.config import RuntimeConfig
-from omniloom.engine.call import call_parameters
 from omniloom.engine.engine import Engine
 from omniloom.engine.output import Output, Progress
 from omniloom.engine.params import SamplingParams
 from omniloom.engine.request import Handle
 from omniloom.errors import EngineError, OmniloomError
 from omniloom.pipelines.load import LoadProgress, adopt_pipeline, load_pipeline
+from omniloom.pipelines.tasks import supported_tasks
 from omniloom.platform import detect
 from omniloom.report import Report, component_report
 
@@ -36,6 +36,8 @@ class Omni:
     transformer together with ``base``. ``options``: any registered option (``dtype``, ``device``, ``scheduler``,
     ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them). ``config``:
     options that are resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
+
+    ``defaults``: the sampling parameters that the model brings; ``tasks``: what it can do; ``report``: what was loaded.
 
     Raises ``ConfigError`` for a wrong option, ``ModelError`` or ``CheckpointError`` for a model that cannot be loaded,
     ``MemoryLimitError`` for one that does not fit. Nothing is kept if it fails.
@@ -65,7 +67,7 @@ class Omni:
     def _start(self, loaded: Any, device: str, parts: Mapping[str, Any]) -> None:
         self._engine = Engine(loaded, self.config.engine, device)
         self.defaults = SamplingParams.from_mapping(loaded.defaults)
-        self._accepted = call_parameters(type(loaded.pipe))
+        self.tasks = supported_tasks(loaded)
         self._pipe = loaded.pipe
         states = self._engine.call_states
         self.report = Report(
@@ -73,6 +75,7 @@ class Omni:
             **parts,
             pipeline=type(loaded.pipe).__name__,
             family=loaded.family.name,
+            tasks=self.tasks,
             components={
                 name: component_report(value, loaded.load_seconds.get(name), states.get(name))
                 for name, value in loaded.pipe.components.items()

@@ -8,8 +8,9 @@ import torch
 
 from omniloom import Omni, SamplingParams
 from tests.fixtures.reference import load, run
-from tests.fixtures.registry import FAMILIES, NEGATIVE, PROMPT
+from tests.fixtures.registry import NEGATIVE, PROMPT
 from tests.fixtures.sensitivity import relative_l2
+from tests.fixtures.tiny import FAMILIES
 
 CASES = ["flux", "flux-tiny-vae", "flux-guidance", "flux-wide", "sd3"]
 

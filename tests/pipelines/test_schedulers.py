@@ -9,7 +9,8 @@ import torch
 from omniloom import Omni, SamplingParams
 from omniloom.errors import ConfigError
 from tests.fixtures.reference import load, run
-from tests.fixtures.registry import FAMILIES, PROMPT
+from tests.fixtures.registry import PROMPT
+from tests.fixtures.tiny import FAMILIES
 
 
 def call(family: str) -> dict[str, object]:

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from omniloom import Omni, SamplingParams
 from omniloom.errors import CheckpointError, ConfigError, ModelError
-from tests.fixtures.registry import FAMILIES, PROMPT
+from tests.fixtures.registry import PROMPT
+from tests.fixtures.tiny import FAMILIES
 
 QKV = ("q", "k", "v")
 

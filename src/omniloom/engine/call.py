@@ -82,10 +82,12 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     check_frames(pipe, loaded.family, arguments.get("num_frames"))
     count = 1 if chosen.num_outputs_per_prompt is UNSET else chosen.num_outputs_per_prompt
     counter = next((key for key in _COUNT_NAMES if key in accepted), None)
+    if count != 1 and (counter is None or loaded.family.one_output):
+        raise RequestError(
+            f"num_outputs_per_prompt={count}: {name} makes one output per request; give the prompt again"
+        )
     if counter:
         arguments[counter] = count
-    elif count != 1:
-        raise RequestError(f"num_outputs_per_prompt={count}: {name} makes one output per request")
     for key, value in chosen.extra_args.items():
         if key not in accepted:
             raise RequestError(

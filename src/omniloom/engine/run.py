@@ -10,6 +10,7 @@ import torch
 
 from omniloom.engine.output import Output, Progress
 from omniloom.engine.request import Request
+from omniloom.engine.rng import own_global_rng
 from omniloom.engine.trace import Trace
 from omniloom.errors import EngineError, MemoryLimitError, OmniloomError, RequestError
 from omniloom.pipelines.clone import CloneFactory
@@ -43,6 +44,8 @@ def _run(request: Request, clones: CloneFactory, device: str) -> Output:
             pipe = clones.clone(call.prototype, trace.calls, batch=len(call.seeds))
             if call.guidance is not None:
                 pipe.guider = pipe.guider.new(guidance_scale=call.guidance)
+            if clones.global_rng:
+                trace.encoding.enter_context(own_global_rng(trace.check))
             trace.attach(pipe)
             arguments = dict(call.arguments)
             generators = call.generators()

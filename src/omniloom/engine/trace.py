@@ -7,6 +7,7 @@ denoising phase begins with the first denoiser call after the schedule is set.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -47,6 +48,7 @@ class Trace:
         self.total = 0
         self.seconds: dict[str, float] = {}
         self.peak_bytes: dict[str, int] = {}
+        self.encoding = contextlib.ExitStack()  # held until the denoising phase begins
         self._since = time.perf_counter()
         self._pipe: Any = None
 
@@ -70,6 +72,7 @@ class Trace:
         if phase == self.phase:
             return
         self._close()
+        self.encoding.close()
         self.phase = phase
         self.notify(Progress(self.request_id, phase, self.steps, self.total))
 
@@ -104,6 +107,7 @@ class Trace:
 
     def finish(self) -> None:
         """Close the last phase."""
+        self.encoding.close()
         self._close()
 
     def metrics(self) -> dict[str, Any]:

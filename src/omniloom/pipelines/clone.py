@@ -22,6 +22,7 @@ class CloneFactory:
 
     def __init__(self, loaded: LoadedPipeline) -> None:
         self.branches = loaded.family.branches
+        self.global_rng = loaded.family.global_rng
         self._denoisers = set(loaded.family.denoisers)
         self._components = {name: value for name, value in loaded.pipe.components.items() if value is not None}
         self.states = {name: call_state(value) for name, value in self._components.items()}

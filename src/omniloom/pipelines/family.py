@@ -52,7 +52,9 @@ class Family:
     siblings: task -> (pipeline class, setting of the pipeline that must be true) where diffusers' own task mapping
     says nothing. defaults: sampling parameters that differ from the defaults in the pipeline's call. needs: parameter
     -> (component, config key) without which the model ignores it. schedule_args: what the pipeline always passes to
-    ``scheduler.set_timesteps`` and a chosen scheduler must take. branches: identity of denoiser calls.
+    ``scheduler.set_timesteps`` and a chosen scheduler must take. one_output: the pipeline fails for several outputs
+    of one prompt. global_rng: encoding draws from torch's global generator, so only one request may encode at a time.
+    branches: identity of denoiser calls.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Family:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     needs: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     schedule_args: tuple[str, ...] = ()
+    one_output: bool = False
+    global_rng: bool = False
     branches: Branches = Branches()
 
 

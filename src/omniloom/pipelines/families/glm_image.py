@@ -9,6 +9,7 @@ GLM_IMAGE = register(
         blocks={"transformer_blocks": "GlmImageTransformerBlock"},
         size_stride=("vae_scale_factor", 4),
         default_size=("default_sample_size", "vae_scale_factor"),
+        global_rng=True,  # the autoregressive stage seeds and samples from it
         branches=Branches(
             BranchRule.ORDER, ("cond", "uncond")
         ),  # calls before the first step write the condition cache
