@@ -1,0 +1,7 @@
+"""The ``omniloom`` command: words in, words out. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from omniloom.cli.app import main
+
+__all__ = ["main"]
