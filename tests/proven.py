@@ -1,4 +1,4 @@
-"""What the suite proves, per pipeline class; ``python -m tests.proven`` writes it where ``omniloom models`` reads it."""
+"""What the suite proves, per pipeline class; ``python -m tests.proven`` writes what ``omniloom models`` reads."""
 
 from __future__ import annotations
 

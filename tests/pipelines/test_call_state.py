@@ -12,7 +12,7 @@ from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.call_state import CallState, Exclusive, call_state
 from omniloom.pipelines.clone import CloneFactory
 from omniloom.pipelines.denoiser import CallTracker
-from omniloom.pipelines.family import family_of
+from omniloom.pipelines.families import family_of
 from tests.fixtures.reference import load
 
 

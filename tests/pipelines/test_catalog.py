@@ -9,7 +9,7 @@ import diffusers
 import pytest
 
 from omniloom.pipelines.catalog import as_markdown, catalog
-from omniloom.pipelines.family import known_families
+from omniloom.pipelines.families import FAMILIES as FACTS
 from tests.fixtures.reference import load
 from tests.fixtures.tiny import FAMILIES
 from tests.proven import FILE, proven
@@ -34,7 +34,7 @@ def test_every_pipeline_exists_and_every_row_has_something_proven() -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("flux-wide", "flux-256", "flux-odd")])
 def test_blocks_are_where_the_data_says(tiny_folder, family: str) -> None:
     pipe = load(tiny_folder(family))
-    facts = next(f for f in known_families() if type(pipe).__name__ in f.pipelines)
+    facts = next(f for f in FACTS if type(pipe).__name__ in f.pipelines)
     for denoiser in facts.denoisers:
         module = getattr(pipe, denoiser, None)
         if module is None:

@@ -13,7 +13,8 @@ import torch
 
 from omniloom.errors import ModelError, shorten, suggest
 from omniloom.pipelines.components import ComponentSpec, load_component
-from omniloom.pipelines.family import Family, family_of
+from omniloom.pipelines.families import family_of
+from omniloom.pipelines.family import Family
 
 Progress = Callable[[str, int, int], None]  # component, bytes done, bytes in all
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from omniloom.config import to_plain
-from omniloom.pipelines.family import Family, known_families
+from omniloom.pipelines.families import FAMILIES
+from omniloom.pipelines.family import Family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class CatalogRow:
 def catalog() -> list[CatalogRow]:
     """Return one row per family, by name."""
     proven = json.loads(Path(__file__).with_name("proven.json").read_text(encoding="utf-8"))
-    return [_row(family, proven) for family in known_families()]
+    return [_row(family, proven) for family in FAMILIES]
 
 
 def as_markdown() -> str:

@@ -74,30 +74,6 @@ class Family:
 
 
 GENERIC = Family(name="generic", pipelines=(), denoisers=("transformer", "transformer_2", "unet"))
-_BY_PIPELINE: dict[str, Family] = {}
-
-
-def register(family: Family) -> Family:
-    """Add a family to the registry."""
-    for pipeline in family.pipelines:
-        if pipeline in _BY_PIPELINE:
-            raise ValueError(f"{pipeline} belongs to {_BY_PIPELINE[pipeline].name} already")
-        _BY_PIPELINE[pipeline] = family
-    return family
-
-
-def family_of(pipeline_class: str) -> Family:
-    """Return the family of a pipeline class; ``GENERIC`` for one that nothing is known about."""
-    from omniloom.pipelines import families  # noqa: F401  (fills the registry)
-
-    return _BY_PIPELINE.get(pipeline_class, GENERIC)
-
-
-def known_families() -> list[Family]:
-    """Return all registered families by name."""
-    from omniloom.pipelines import families  # noqa: F401
-
-    return sorted(set(_BY_PIPELINE.values()), key=lambda family: family.name)
 
 
 def product(pipe: Any, factors: tuple[int | str, ...]) -> int | None:

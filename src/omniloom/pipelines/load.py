@@ -16,7 +16,7 @@ from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
 from omniloom.pipelines.build import LoadedPipeline, build_pipeline, read_index
 from omniloom.pipelines.demo import demo_folder
-from omniloom.pipelines.family import family_of
+from omniloom.pipelines.families import family_of
 from omniloom.pipelines.schedulers import choose_scheduler
 from omniloom.pipelines.single_file import transformer_source
 from omniloom.platform import default_device, recommended_dtype
