@@ -285,3 +285,26 @@ def test_the_global_random_state_is_left_alone(opened) -> None:
     prompt, params = asked(FAMILIES["glm-image"].request(), seed=3, output_type="latent")
     opened("glm-image").generate(prompt, params)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_glm_image_with_given_prior_tokens(tiny_folder, opened) -> None:
+    facts = FAMILIES["glm-image"]
+    height, width = facts.sizes[0]
+    pipe = load(tiny_folder("glm-image"))
+    call = facts.request((height, width), **facts.gate(height, width))
+    given = same(opened("glm-image"), pipe, call, "latent", [5])
+    assert not np.array_equal(given, same(opened("glm-image"), pipe, facts.request((height, width)), "latent", [5]))
+
+
+def test_frame_rate_reaches_the_model_and_the_result(tiny_folder, opened) -> None:
+    facts = FAMILIES["ltx"]
+    pipe = load(tiny_folder("ltx"))
+    prompt, params = asked(facts.request(), seed=5, output_type="latent", fps=12.0)
+    [output] = opened("ltx").generate(prompt, params)
+    assert np.array_equal(content(output), as_array(run(pipe, seed=5, frame_rate=12.0, **facts.request())))
+    assert output.params["fps"] == 12.0
+    prompt, params = asked(facts.request(), seed=5, output_type="latent")
+    [output] = opened("ltx").generate(prompt, params)
+    assert output.params["fps"] == 25
+    prompt, params = asked(FAMILIES["wan22-t2v"].request(), seed=5, output_type="latent")
+    assert opened("wan22-t2v").generate(prompt, params)[0].params["fps"] == 16

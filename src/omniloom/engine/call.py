@@ -78,6 +78,8 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     arguments |= {key: value for key in _PASSED if key in accepted and (value := getattr(chosen, key)) is not UNSET}
     if chosen.sigmas is not UNSET:
         arguments["sigmas"] = list(chosen.sigmas)
+    if chosen.fps is not UNSET and "frame_rate" in accepted:  # the model itself wants to know
+        arguments["frame_rate"] = chosen.fps
     arguments |= _sizes(pipe, loaded.family, arguments, accepted)
     check_frames(pipe, loaded.family, arguments.get("num_frames"))
     count = 1 if chosen.num_outputs_per_prompt is UNSET else chosen.num_outputs_per_prompt
@@ -98,6 +100,8 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     seeds = tuple((first + i) % _SEED_SPACE for i in range(count))
     output_type = "pil" if chosen.output_type is UNSET else chosen.output_type
     resolved = _resolved(arguments, accepted, chosen, count, seeds, output_type)
+    if "num_frames" in accepted and resolved.get("fps") is None:
+        resolved["fps"] = loaded.family.fps
     guidance = None
     if "guidance_scale" not in accepted and own:
         guidance = None if chosen.guidance_scale is UNSET else float(chosen.guidance_scale)
@@ -122,6 +126,8 @@ def _refuse_foreign(key: str, accepted: Mapping[str, Any], name: str) -> None:
 def _text_arguments(prompt: Prompt, params: SamplingParams, accepted: Mapping[str, Any], name: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if prompt.text is not None:
+        if "prompt" not in accepted:
+            raise RequestError(f"{name} works without a prompt, which is not supported")
         arguments["prompt"] = prompt.text
     negative = params.negative_prompt
     if negative is not UNSET and negative is not None:
@@ -163,8 +169,8 @@ def _resolved(
     empty = inspect.Parameter.empty
     resolved = {key: arguments.get(key, accepted[key]) for key in names if key in accepted}
     resolved = {key: value for key, value in resolved.items() if value is not empty and value is not None}
-    if params.fps is not UNSET:
-        resolved["fps"] = params.fps
+    if "num_frames" in accepted:
+        resolved["fps"] = arguments.get("frame_rate", accepted.get("frame_rate")) if params.fps is UNSET else params.fps
     if params.extra_args:
         resolved["extra_args"] = {key: value for key, value in params.extra_args.items()}
     resolved |= {"seed": seeds[0], "num_outputs_per_prompt": count, "output_type": output_type}

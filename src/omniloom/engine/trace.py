@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from omniloom.engine.output import Progress
-from omniloom.errors import Cancelled
+from omniloom.errors import Cancelled, EngineError
 from omniloom.pipelines.denoiser import CallTracker, Denoiser
 from omniloom.pipelines.family import Branches
 from omniloom.platform.memory import rss_bytes
@@ -95,14 +95,20 @@ class Trace:
         self.check()
         self.total = getattr(self._pipe, "_num_timesteps", None) or self.total
 
-    def step_done(self) -> None:
-        """The scheduler has stepped."""
+    def step_done(self, result: Any) -> None:
+        """The scheduler has stepped. Raises ``EngineError`` if its last sample is not finite: it decodes to black."""
         self.steps += 1
         self.calls.begin_step()
         self._sample()
         self.notify(Progress(self.request_id, "denoise", self.steps, self.total))
         self.check()
         if self.steps >= self.total > 0:
+            sample = result[0] if isinstance(result, tuple) else getattr(result, "prev_sample", None)
+            if isinstance(sample, torch.Tensor) and not torch.isfinite(sample).all():
+                raise EngineError(
+                    f"request {self.request_id}: the latents are not finite after step {self.steps} ({sample.dtype}); "
+                    "try dtype bfloat16 or float32, or another guidance"
+                )
             self.enter("decode")
 
     def finish(self) -> None:
@@ -161,7 +167,7 @@ def _make_traced(cls: Any) -> Any:
             return cls.step(self, *args, **kwargs)
         trace.step_begins()
         result = cls.step(self, *args, **kwargs)
-        trace.step_done()
+        trace.step_done(result)
         return result
 
     body = {"set_timesteps": set_timesteps, "step": step, "_omniloom_trace": None, "__module__": cls.__module__}

@@ -98,6 +98,7 @@ def build_pipeline(
     """
     index = read_index(folder)
     cls = pipeline_class(index.pipeline_class)
+    check_protocol(cls)
     parameters = inspect.signature(cls.__init__).parameters
     for spec in index.components:
         spec.resolve()
@@ -154,6 +155,16 @@ def pipeline_class(name: str) -> Any:
             "a newer release may have it"
         )
     return cls
+
+
+def check_protocol(cls: Any) -> None:
+    """Raise ``ModelError`` for a pipeline class whose calls the engine cannot drive or reproduce."""
+    call = inspect.signature(cls.__call__).parameters
+    for name, why in (("prompt", "it does not work from a prompt"), ("generator", "its noise could not be seeded")):
+        if name not in call:
+            raise ModelError(f"{cls.__name__} is not supported: its call takes no {name!r}, so {why}")
+    if "scheduler" not in inspect.signature(cls.__init__).parameters:
+        raise ModelError(f"{cls.__name__} is not supported: it has no 'scheduler', so its steps cannot be followed")
 
 
 def read_defaults(folder: Path) -> dict[str, Any]:

@@ -43,34 +43,25 @@ class FrameRule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """Facts about one family of pipelines.
-
-    pipelines: diffusers pipeline classes, the one that a folder usually names first. denoisers: components that the
-    denoising loop calls. blocks: attribute of the denoiser -> class name of the repeated blocks that it lists.
-    size_stride: factors (numbers or pipeline attributes) whose product divides height and width. default_size: the
-    same, whose product is the side of a default image; empty: the call's own default. frames: legal frame counts.
-    siblings: task -> (pipeline class, setting of the pipeline that must be true) where diffusers' own task mapping
-    says nothing. defaults: sampling parameters that differ from the defaults in the pipeline's call. needs: parameter
-    -> (component, config key) without which the model ignores it. schedule_args: what the pipeline always passes to
-    ``scheduler.set_timesteps`` and a chosen scheduler must take. one_output: the pipeline fails for several outputs
-    of one prompt. global_rng: encoding draws from torch's global generator, so only one request may encode at a time.
-    branches: identity of denoiser calls.
-    """
+    """Facts about one family of pipelines. Sizes are given as factors: numbers, or attributes of the pipeline."""
 
     name: str
-    pipelines: tuple[str, ...]
-    denoisers: tuple[str, ...] = ("transformer",)
-    blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    size_stride: tuple[int | str, ...] = ()
-    default_size: tuple[int | str, ...] = ()
-    frames: FrameRule | None = None
+    pipelines: tuple[str, ...]  # diffusers classes, the one that a folder usually names first
+    denoisers: tuple[str, ...] = ("transformer",)  # components that the denoising loop calls
+    blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)  # list attribute -> class of its blocks
+    size_stride: tuple[int | str, ...] = ()  # the product divides height and width
+    default_size: tuple[int | str, ...] = ()  # the product is the side of a default image; empty: the call's default
+    frames: FrameRule | None = None  # legal frame counts
+    fps: float | None = None  # frames per second that a video is meant to be shown at
+    # task -> (pipeline class, setting of the pipeline that must be true), where diffusers' own mapping has nothing
     siblings: Mapping[str, tuple[str, str | None]] = dataclasses.field(default_factory=dict)
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where the call's own are not meant
+    # parameter -> (component, config key) without which the model ignores it
     needs: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    schedule_args: tuple[str, ...] = ()
-    one_output: bool = False
-    global_rng: bool = False
-    branches: Branches = Branches()
+    schedule_args: tuple[str, ...] = ()  # what the pipeline always passes to scheduler.set_timesteps
+    one_output: bool = False  # the pipeline fails for several outputs of one prompt
+    global_rng: bool = False  # encoding draws from torch's global generator: one request at a time
+    branches: Branches = Branches()  # identity of denoiser calls
 
 
 GENERIC = Family(name="generic", pipelines=(), denoisers=("transformer", "transformer_2", "unet"))

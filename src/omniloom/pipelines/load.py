@@ -14,7 +14,7 @@ from omniloom.checkpoint import find_weights
 from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
-from omniloom.pipelines.build import LoadedPipeline, build_pipeline, read_index
+from omniloom.pipelines.build import LoadedPipeline, build_pipeline, check_protocol, read_index
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
 from omniloom.pipelines.schedulers import choose_scheduler
@@ -76,6 +76,7 @@ def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, Lo
     for key in ("dtype", "device", "base", "variant", "revision"):
         if config.source(key) != "default":
             raise ConfigError(f"option {key!r} cannot be used with from_pipeline: the pipeline object keeps its own")
+    check_protocol(type(pipe))
     pipe = copy.copy(pipe)  # options must not change the caller's object
     loaded = LoadedPipeline(pipe, family_of(type(pipe).__name__), None, {}, {})
     _set_up(loaded, config)

@@ -9,6 +9,7 @@ WAN = Family(
     blocks={"blocks": "WanTransformerBlock"},
     size_stride=("vae_scale_factor_spatial", 2),  # patches of 1x2x2; other sizes are cut down with a warning only
     frames=FrameRule("vae_scale_factor_temporal"),
+    fps=16,
     siblings={
         "image-to-video": ("WanImageToVideoPipeline", "expand_timesteps"),  # TI2V: one checkpoint does both
         "text-to-video": ("WanPipeline", "expand_timesteps"),
