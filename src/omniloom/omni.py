@@ -12,11 +12,14 @@ from typing import Any
 from omniloom import options as _options  # noqa: F401  (registers the options)
 from omniloom._version import __version__
 from omniloom.config import RuntimeConfig
+from omniloom.engine.call import prepare_call
 from omniloom.engine.engine import Engine
 from omniloom.engine.output import Output, Progress
 from omniloom.engine.params import SamplingParams
+from omniloom.engine.prompt import parse_prompt
 from omniloom.engine.request import Handle
 from omniloom.errors import EngineError, OmniloomError
+from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.load import LoadProgress, adopt_pipeline, load_pipeline
 from omniloom.pipelines.tasks import supported_tasks
 from omniloom.platform import detect
@@ -36,6 +39,7 @@ class Omni:
     transformer together with ``base``. ``options``: any registered option (``dtype``, ``device``, ``scheduler``,
     ``vae={"tiling": True}``, ``engine={"workers": 4}`` …; ``omniloom.config.options()`` lists them). ``config``:
     options that are resolved already. ``on_load(component, bytes_done, bytes_total)`` is called while weights are read.
+    ``expecting``: requests (prompt, parameters) to be checked against the model before its weights are read.
 
     ``defaults``: the sampling parameters that the model brings; ``tasks``: what it can do; ``report``: what was loaded.
 
@@ -49,10 +53,16 @@ class Omni:
         *,
         config: RuntimeConfig | None = None,
         on_load: LoadProgress | None = None,
+        expecting: Iterable[tuple[Any, SamplingParams]] = (),
         **options: Any,
     ) -> None:
         self.config = RuntimeConfig.resolve(config=_given(config), python=options)
-        loaded, plan = load_pipeline(model, self.config, on_load)
+
+        def check(loaded: LoadedPipeline) -> None:
+            for prompt, params in expecting:
+                prepare_call(loaded, parse_prompt(prompt), params)
+
+        loaded, plan = load_pipeline(model, self.config, on_load, check)
         self._start(loaded, plan.device, {"model": str(model), "plan": plan.to_dict()})
 
     @classmethod
@@ -64,7 +74,7 @@ class Omni:
         self._start(loaded, plan.device, {"model": f"{type(pipe).__name__} object", "plan": plan.to_dict()})
         return self
 
-    def _start(self, loaded: Any, device: str, parts: Mapping[str, Any]) -> None:
+    def _start(self, loaded: LoadedPipeline, device: str, parts: Mapping[str, Any]) -> None:
         self._engine = Engine(loaded, self.config.engine, device)
         self.defaults = SamplingParams.from_mapping(loaded.defaults)
         self.tasks = supported_tasks(loaded)

@@ -29,7 +29,9 @@ class FakeOmni:
     moving = False
     warnings: list[str] = []
 
-    def __init__(self, model: str = "demo", *, config: RuntimeConfig, on_load: Callable[..., None]) -> None:
+    def __init__(
+        self, model: str = "demo", *, config: RuntimeConfig, on_load: Callable[..., None], expecting: Any
+    ) -> None:
         self.model, self.config = model, config
         self.report = FakeReport(config)
         on_load("transformer", 5, 10)

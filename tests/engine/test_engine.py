@@ -199,3 +199,22 @@ def test_vae_modes_and_schedulers_are_strict(tiny_folder) -> None:
         Omni(tiny_folder("flux"), vae={"tilin": True})
     with pytest.raises(ConfigError, match="did you mean 'dtype'"):
         Omni(tiny_folder("flux"), dtyp="float32")
+
+
+def test_expected_requests_are_checked_before_weights_are_read(tiny_folder) -> None:
+    read: list[str] = []
+
+    def load(**changes: object) -> Omni:
+        params = SamplingParams.from_mapping({"height": 32, "width": 32, "num_inference_steps": 1, **changes})
+        return Omni(
+            tiny_folder("sd3"), device="cpu", on_load=lambda name, *_: read.append(name), expecting=[("a fox", params)]
+        )
+
+    for changes, said in (({"height": 33}, "nearest: 32x32"), ({"true_cfg_scale": 2.0}, "takes no true_cfg_scale")):
+        with pytest.raises(RequestError, match=said):
+            load(**changes)
+    with pytest.raises(ConfigError, match="unknown scheduler"):
+        Omni(tiny_folder("sd3"), device="cpu", scheduler="nope", on_load=lambda name, *_: read.append(name))
+    assert not read
+    load().unload()
+    assert set(read) == {"transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3"}

@@ -184,8 +184,8 @@ def test_original_flux_at_its_real_width(tmp_path: Path) -> None:
     """diffusers' conversion of FLUX knows one width, 3072: one block of each kind, 0.6 GB in bfloat16."""
     from diffusers import FluxTransformer2DModel
 
-    from omniloom.pipelines.build import PipelineIndex
     from omniloom.pipelines.components import ComponentSpec
+    from omniloom.pipelines.index import PipelineIndex
     from omniloom.pipelines.single_file import transformer_source
 
     torch.manual_seed(0)

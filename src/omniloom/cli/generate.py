@@ -89,7 +89,8 @@ def run(model: str, job: Job, target: Target, *, report: Path | None, as_json: b
         with make_reporter(quiet) as reporter:
             from omniloom.omni import Omni
 
-            with Omni(model, config=job.config(), on_load=reporter.on_load) as omni:
+            expecting = [(job.prompt, job.params)]
+            with Omni(model, config=job.config(), on_load=reporter.on_load, expecting=expecting) as omni:
                 loaded = time.perf_counter()
                 [output] = omni.generate(job.prompt, job.params, on_progress=reporter.on_progress)
                 summary = _summary(model, job, omni, output)

@@ -1,8 +1,7 @@
-"""One component of a pipeline folder: its class, and how it is loaded."""
+"""One component of a pipeline folder: its class, how it is built, how it gets its weights."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import importlib
@@ -17,7 +16,7 @@ import torch
 from omniloom.checkpoint import TensorSource, find_weights
 from omniloom.errors import ModelError, suggest
 from omniloom.pipelines.construct import empty_diffusers_model, empty_transformers_model
-from omniloom.pipelines.weights import fill, meta_leftovers, plan_diffusers, plan_transformers
+from omniloom.pipelines.weights import LoadPlan, check, fill, meta_leftovers, plan_diffusers, plan_transformers
 
 Progress = Callable[[int], None]
 
@@ -64,67 +63,89 @@ class ComponentSpec:
         return issubclass(self.resolve(), torch.nn.Module)
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedComponent:
-    """A component and how long it took to load (seconds)."""
+class Component:
+    """A component that is built. A module has no weights before ``fill``, but a plan that is checked against its files.
 
-    value: Any
-    seconds: float
+    ``seconds``: spent on it so far. ``nbytes``: of tensors that ``fill`` will read.
+    """
+
+    def __init__(self, value: Any, filling: Filling | None, seconds: float) -> None:
+        self.value = value
+        self.seconds = seconds
+        self.nbytes = filling.source.nbytes if filling else 0
+        self._filling = filling
+
+    def fill(self, device: str | torch.device = "cpu", progress: Progress | None = None) -> None:
+        """Read the weights. Raises ``CheckpointError``; a second call does nothing."""
+        start = time.perf_counter()
+        if self._filling is not None:
+            self._filling.run(self.value, device, progress)
+            self._filling = None
+        self.seconds += time.perf_counter() - start
 
 
-def load_component(
-    spec: ComponentSpec,
-    *,
-    dtype: torch.dtype,
-    device: str | torch.device = "cpu",
-    variant: str | None = None,
-    progress: Progress | None = None,
-    source: Any | None = None,
-) -> LoadedComponent:
-    """Load one component. A module is built without weights and filled from ``source`` (default: its own folder).
+@dataclasses.dataclass
+class Filling:
+    """What is left to do for a module without weights."""
+
+    plan: LoadPlan
+    source: Any
+    owned: bool
+    where: str
+
+    def run(self, model: torch.nn.Module, device: str | torch.device, progress: Progress | None) -> None:
+        """Fill ``model`` and let go of the files."""
+        try:
+            fill(model, self.plan, self.source, device=device, progress=progress, where=self.where)
+        finally:
+            if self.owned:
+                self.source.close()
+        if left := meta_leftovers(model):
+            raise ModelError(f"{type(model).__name__}: tensors without values after loading {self.where}: {left[:10]}")
+
+
+def make_component(
+    spec: ComponentSpec, *, dtype: torch.dtype, variant: str | None = None, source: Any | None = None
+) -> Component:
+    """Build one component; a module without its weights, which come from ``source`` (default: its own folder).
 
     Raises ``ModelError`` (class, config) or ``CheckpointError`` (files, keys, shapes).
     """
     start = time.perf_counter()
     cls = spec.resolve()
     if not spec.is_model():
-        value = _load_without_weights(cls, spec)
-    else:
-        value = load_model(
-            cls, spec.folder, dtype=dtype, device=device, variant=variant, progress=progress, source=source
-        )
-    return LoadedComponent(value, time.perf_counter() - start)
+        return Component(_load_without_weights(cls, spec), None, time.perf_counter() - start)
+    model, filling = _make_model(cls, spec.folder, dtype, variant, source)
+    return Component(model, filling, time.perf_counter() - start)
 
 
-def load_model(
-    cls: type,
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: str | torch.device = "cpu",
-    variant: str | None = None,
-    progress: Progress | None = None,
-    source: Any | None = None,
-) -> torch.nn.Module:
-    """Build ``cls`` (a diffusers or transformers model class) from ``folder`` and fill it; see ``load_component``."""
+def load_model(cls: type, folder: Path, *, dtype: torch.dtype, device: str | torch.device = "cpu") -> torch.nn.Module:
+    """Build and fill ``cls`` (a diffusers or transformers model class) from ``folder``."""
+    model, filling = _make_model(cls, folder, dtype, None, None)
+    filling.run(model, device, None)
+    return model
+
+
+def _make_model(
+    cls: type, folder: Path, dtype: torch.dtype, variant: str | None, given: Any | None
+) -> tuple[torch.nn.Module, Filling]:
     import diffusers
     from transformers import PreTrainedModel
 
-    given: Any = source
-    with contextlib.nullcontext(given) if given else TensorSource(find_weights(folder, variant=variant)) as tensors:
-        if issubclass(cls, diffusers.ModelMixin):
-            model = empty_diffusers_model(cls, _read_config(folder), dtype)
-            plan = plan_diffusers(model, tensors.names(), dtype)
-        elif issubclass(cls, PreTrainedModel):
-            model = empty_transformers_model(cls, copy.deepcopy(_transformers_config(cls, folder)), dtype)
-            plan = plan_transformers(model, tensors.names(), dtype)
-            _load_generation_config(model, folder)
-        else:
-            raise ModelError(f"{cls.__module__}.{cls.__name__} is neither a diffusers nor a transformers model")
-        fill(model, plan, tensors, device=device, progress=progress, where=getattr(given, "file", str(folder)))
-    if left := meta_leftovers(model):
-        raise ModelError(f"{cls.__name__}: tensors without values after loading {folder}: {', '.join(left[:10])}")
-    return model
+    source: Any = given or TensorSource(find_weights(folder, variant=variant))
+    where = getattr(given, "file", str(folder))
+    model: torch.nn.Module
+    if issubclass(cls, diffusers.ModelMixin):
+        model = empty_diffusers_model(cls, _read_config(folder), dtype)
+        plan = plan_diffusers(model, source.names(), dtype)
+    elif issubclass(cls, PreTrainedModel):
+        model = empty_transformers_model(cls, copy.deepcopy(_transformers_config(cls, folder)), dtype)
+        plan = plan_transformers(model, source.names(), dtype)
+        _load_generation_config(model, folder)
+    else:
+        raise ModelError(f"{cls.__module__}.{cls.__name__} is neither a diffusers nor a transformers model")
+    check(model, plan, source, where)
+    return model, Filling(plan, source, given is None, where)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

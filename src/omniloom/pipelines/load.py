@@ -14,9 +14,10 @@ from omniloom.checkpoint import find_weights
 from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
-from omniloom.pipelines.build import LoadedPipeline, build_pipeline, check_protocol, read_index
+from omniloom.pipelines.build import LoadedPipeline, build_pipeline
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
+from omniloom.pipelines.index import PipelineIndex, check_protocol, read_index
 from omniloom.pipelines.schedulers import choose_scheduler
 from omniloom.pipelines.single_file import transformer_source
 from omniloom.platform import default_device, recommended_dtype
@@ -41,9 +42,21 @@ class LoadPlan:
 
 
 def load_pipeline(
-    model: str | Path, config: RuntimeConfig, progress: LoadProgress | None = None
+    model: str | Path,
+    config: RuntimeConfig,
+    progress: LoadProgress | None = None,
+    before_reading: Callable[[LoadedPipeline], None] | None = None,
 ) -> tuple[LoadedPipeline, LoadPlan]:
-    """Load ``model`` as ``config`` says. See ``Omni`` for what may be given and what is raised."""
+    """Load ``model`` as ``config`` says. See ``Omni`` for what may be given and what is raised.
+
+    ``before_reading`` sees the pipeline before any weights are read and may raise.
+    """
+
+    def set_up(loaded: LoadedPipeline) -> None:
+        _set_up(loaded, config)
+        if before_reading is not None:
+            before_reading(loaded)
+
     folder, file = _locate(model, config)
     index = read_index(folder)
     device, dtype = _device_and_dtype(config)
@@ -62,8 +75,8 @@ def load_pipeline(
         variant=config.variant,
         progress=progress,
         sources=sources,
+        before_reading=set_up,
     )
-    _set_up(loaded, config)
     return loaded, plan
 
 
@@ -118,16 +131,14 @@ def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
 
 
-def _needed_bytes(index: Any, dtype: str, variant: str | None, device: str) -> int:
+def _needed_bytes(index: PipelineIndex, dtype: str, variant: str | None, device: str) -> int:
     """Return the bytes of weights that are converted or moved, from headers alone. Also refuses damaged files early."""
-    from omniloom.pipelines.build import _variant_of
-
     size = torch.finfo(getattr(torch, dtype)).bits // 8
     needed = 0
     for spec in index.components:
         if not spec.is_model():
             continue
-        for info in find_weights(spec.folder, variant=_variant_of(spec, variant)).tensors.values():
+        for info in find_weights(spec.folder, variant=index.variant_of(spec, variant)).tensors.values():
             floating = info.torch_dtype.is_floating_point
             if device != "cpu" or (floating and info.torch_dtype != getattr(torch, dtype)):
                 needed += (info.nbytes // info.itemsize) * (size if floating else info.itemsize)

@@ -11,8 +11,8 @@ import torch
 
 from omniloom.checkpoint import TensorSource, single_file
 from omniloom.errors import CheckpointError, ModelError, shorten
-from omniloom.pipelines.build import PipelineIndex
 from omniloom.pipelines.construct import empty_diffusers_model
+from omniloom.pipelines.index import PipelineIndex
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.")
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from omniloom.errors import RequestError
-from omniloom.pipelines.build import LoadedPipeline, pipeline_class
+from omniloom.pipelines.build import LoadedPipeline
+from omniloom.pipelines.index import pipeline_class
 
 # What is given -> the tasks that can take it, and diffusers' mapping of pipeline classes for each.
 _WITHOUT_IMAGE = {"text-to-image": "TEXT2IMAGE", "text-to-video": "TEXT2VIDEO"}

@@ -109,6 +109,17 @@ def plan_transformers(model: Any, names: Iterable[str], dtype: torch.dtype) -> L
     return LoadPlan(direct, list(conversions.values()), _transformers_dtypes(model, state, dtype), missing, unexpected)
 
 
+def check(model: torch.nn.Module, plan: LoadPlan, source: Source, where: str) -> None:
+    """Raise ``CheckpointError`` for keys and shapes that do not fit ``model``, before a tensor is read."""
+    if plan.unexpected:
+        raise CheckpointError(f"{where}: keys that the model does not have: {shorten(sorted(plan.unexpected))}")
+    if plan.missing and not plan.conversions:
+        _refuse_missing(model, plan, where)
+    state = model.state_dict()
+    for target, name in plan.direct.items():
+        _check_shape(target, name, state[target].shape, source.info(name).shape, where)
+
+
 def fill(
     model: torch.nn.Module,
     plan: LoadPlan,
@@ -118,14 +129,11 @@ def fill(
     progress: Progress | None = None,
     where: str = "",
 ) -> None:
-    """Read every planned tensor and bind it to ``model``. Raises ``CheckpointError`` if anything does not fit."""
-    if plan.unexpected:
-        raise CheckpointError(f"{where}: keys that the model does not have: {shorten(sorted(plan.unexpected))}")
-    if plan.missing and not plan.conversions:
-        _refuse_missing(model, plan, where)
+    """Read every planned tensor of a checked plan and bind it to ``model``.
+
+    Raises ``CheckpointError`` for what only the values show: a conversion that makes another shape, a damaged read.
+    """
     state = model.state_dict()
-    for target, name in plan.direct.items():
-        _check_shape(target, name, state[target].shape, source.info(name).shape, where)
     by_name: dict[str, list[str]] = {}
     for target, name in plan.direct.items():
         by_name.setdefault(name, []).append(target)
