@@ -59,54 +59,32 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     Raises ``RequestError`` for anything that this pipeline does not take or cannot make.
     """
     pipe = pipeline_for(loaded, images=len(prompt.images), mask=prompt.mask is not None)
-    guider = getattr(pipe, "guider", None)
-    accepted = call_parameters(type(pipe))
-    name = type(pipe).__name__
-    folder = SamplingParams.from_mapping(
-        {k: v for k, v in loaded.defaults.items() if k in accepted or k == "negative_prompt"}
-    )
-    family = SamplingParams.from_mapping(dict(loaded.family.defaults))
-    own = {"guidance_scale"} if guider is not None and hasattr(guider, "guidance_scale") else set()
-    for key in params.given():
-        _refuse_foreign(key, {**accepted, **dict.fromkeys(own)}, name)
-    chosen = params.over(folder).over(family)
-    if prompt.negative is not UNSET:
-        chosen = dataclasses.replace(chosen, negative_prompt=prompt.negative)
-    if params.sigmas is not UNSET and params.num_inference_steps is UNSET:
-        chosen = dataclasses.replace(chosen, num_inference_steps=len(params.sigmas))
-    arguments = _text_arguments(prompt, chosen, accepted, name)
-    arguments |= {key: value for key in _PASSED if key in accepted and (value := getattr(chosen, key)) is not UNSET}
-    if chosen.sigmas is not UNSET:
-        arguments["sigmas"] = list(chosen.sigmas)
-    if chosen.fps is not UNSET and "frame_rate" in accepted:  # the model itself wants to know
-        arguments["frame_rate"] = chosen.fps
+    name, accepted = type(pipe).__name__, call_parameters(type(pipe))
+    guided_by_object = "guidance_scale" not in accepted and hasattr(getattr(pipe, "guider", None), "guidance_scale")
+    _refuse_foreign(params, {*accepted, *(["guidance_scale"] if guided_by_object else [])}, name)
+    chosen = _chosen(loaded, prompt, params, accepted)
+    count = _count(chosen, accepted, loaded.family, name)
+    arguments = {
+        **_text_arguments(prompt, chosen, accepted, name),
+        **_sampling_arguments(chosen, accepted),
+        **{counter: count for counter in _COUNT_NAMES if counter in accepted},
+    }
     arguments |= _sizes(pipe, loaded.family, arguments, accepted)
     check_frames(pipe, loaded.family, arguments.get("num_frames"))
-    count = 1 if chosen.num_outputs_per_prompt is UNSET else chosen.num_outputs_per_prompt
-    counter = next((key for key in _COUNT_NAMES if key in accepted), None)
-    if count != 1 and (counter is None or loaded.family.one_output):
-        raise RequestError(
-            f"num_outputs_per_prompt={count}: {name} makes one output per request; give the prompt again"
-        )
-    if counter:
-        arguments[counter] = count
-    for key, value in chosen.extra_args.items():
-        if key not in accepted:
-            raise RequestError(
-                f"extra_args: {name} takes no {key!r}{suggest(key, accepted)} (allowed: {', '.join(sorted(accepted))})"
-            )
-        arguments[key] = value
+    arguments |= _extra_arguments(chosen, accepted, name)
     first = secrets.randbelow(2**32) if chosen.seed is UNSET else chosen.seed
     seeds = tuple((first + i) % _SEED_SPACE for i in range(count))
     output_type = "pil" if chosen.output_type is UNSET else chosen.output_type
-    resolved = _resolved(arguments, accepted, chosen, count, seeds, output_type)
-    if "num_frames" in accepted and resolved.get("fps") is None:
-        resolved["fps"] = loaded.family.fps
-    guidance = None
-    if "guidance_scale" not in accepted and own:
-        guidance = None if chosen.guidance_scale is UNSET else float(chosen.guidance_scale)
-        resolved["guidance_scale"] = getattr(guider, "guidance_scale", None) if guidance is None else guidance
-    return Call(pipe, guidance, arguments, seeds, output_type, resolved, tuple(_unheeded(pipe, loaded.family, params)))
+    guidance = None if not guided_by_object or chosen.guidance_scale is UNSET else float(chosen.guidance_scale)
+    resolved = {
+        **_resolved(arguments, accepted, chosen, loaded.family),
+        **(
+            {"guidance_scale": pipe.guider.guidance_scale if guidance is None else guidance} if guided_by_object else {}
+        ),
+        **{"seed": seeds[0], "num_outputs_per_prompt": count, "output_type": output_type},
+    }
+    warnings = tuple(_unheeded(pipe, loaded.family, params))
+    return Call(pipe, guidance, arguments, seeds, output_type, resolved, warnings)
 
 
 def call_parameters(cls: Any) -> dict[str, Any]:
@@ -115,19 +93,56 @@ def call_parameters(cls: Any) -> dict[str, Any]:
     return {name: p.default for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD}
 
 
-def _refuse_foreign(key: str, accepted: Mapping[str, Any], name: str) -> None:
+def _refuse_foreign(params: SamplingParams, accepted: set[str], name: str) -> None:
     own = {"seed", "num_outputs_per_prompt", "output_type"} | ({"fps"} if "num_frames" in accepted else set())
-    if key in own or key in accepted:
-        return
-    takes = [k for k in (*_PASSED, "sigmas", "negative_prompt") if k in accepted]
-    raise RequestError(f"{name} takes no {key}; it takes: {', '.join(takes)}")
+    for key in params.given():
+        if key not in own | accepted:
+            takes = [k for k in (*_PASSED, "sigmas", "negative_prompt") if k in accepted]
+            raise RequestError(f"{name} takes no {key}; it takes: {', '.join(takes)}")
+
+
+def _chosen(
+    loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams, accepted: Mapping[str, Any]
+) -> SamplingParams:
+    """Lay the request's parameters over the folder's defaults over the family's; the prompt's own words win."""
+    known = {key: value for key, value in loaded.defaults.items() if key in accepted or key == "negative_prompt"}
+    chosen = params.over(SamplingParams.from_mapping(known)).over(SamplingParams(**loaded.family.defaults))
+    if prompt.negative is not UNSET:
+        chosen = dataclasses.replace(chosen, negative_prompt=prompt.negative)
+    if params.sigmas is not UNSET and params.num_inference_steps is UNSET:
+        chosen = dataclasses.replace(chosen, num_inference_steps=len(params.sigmas))
+    return chosen
+
+
+def _count(params: SamplingParams, accepted: Mapping[str, Any], family: Family, name: str) -> int:
+    count = 1 if params.num_outputs_per_prompt is UNSET else params.num_outputs_per_prompt
+    if count != 1 and (family.one_output or not any(counter in accepted for counter in _COUNT_NAMES)):
+        raise RequestError(
+            f"num_outputs_per_prompt={count}: {name} makes one output per request; give the prompt again"
+        )
+    return count
+
+
+def _sampling_arguments(params: SamplingParams, accepted: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {key: value for key in _PASSED if key in accepted and (value := getattr(params, key)) is not UNSET}
+    if params.sigmas is not UNSET:
+        arguments["sigmas"] = list(params.sigmas)
+    if params.fps is not UNSET and "frame_rate" in accepted:  # the model itself wants to know
+        arguments["frame_rate"] = params.fps
+    return arguments
+
+
+def _extra_arguments(params: SamplingParams, accepted: Mapping[str, Any], name: str) -> dict[str, Any]:
+    for key in params.extra_args:
+        if key not in accepted:
+            allowed = ", ".join(sorted(accepted))
+            raise RequestError(f"extra_args: {name} takes no {key!r}{suggest(key, accepted)} (allowed: {allowed})")
+    return dict(params.extra_args)
 
 
 def _text_arguments(prompt: Prompt, params: SamplingParams, accepted: Mapping[str, Any], name: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if prompt.text is not None:
-        if "prompt" not in accepted:
-            raise RequestError(f"{name} works without a prompt, which is not supported")
         arguments["prompt"] = prompt.text
     negative = params.negative_prompt
     if negative is not UNSET and negative is not None:
@@ -158,23 +173,17 @@ def _sizes(pipe: Any, family: Family, arguments: Mapping[str, Any], accepted: Ma
 
 
 def _resolved(
-    arguments: Mapping[str, Any],
-    accepted: Mapping[str, Any],
-    params: SamplingParams,
-    count: int,
-    seeds: tuple[int, ...],
-    output_type: str,
+    arguments: Mapping[str, Any], accepted: Mapping[str, Any], params: SamplingParams, family: Family
 ) -> dict[str, Any]:
-    names = (*_PASSED, "sigmas", "negative_prompt")
-    empty = inspect.Parameter.empty
-    resolved = {key: arguments.get(key, accepted[key]) for key in names if key in accepted}
-    resolved = {key: value for key, value in resolved.items() if value is not empty and value is not None}
+    """Return what the call will use, its own defaults included, as plain JSON types."""
+    names = [key for key in (*_PASSED, "sigmas", "negative_prompt") if key in accepted]
+    resolved = {key: arguments.get(key, accepted[key]) for key in names}
     if "num_frames" in accepted:
-        resolved["fps"] = arguments.get("frame_rate", accepted.get("frame_rate")) if params.fps is UNSET else params.fps
+        rate = arguments.get("frame_rate", accepted.get("frame_rate", family.fps))
+        resolved["fps"] = rate if params.fps is UNSET else params.fps
     if params.extra_args:
-        resolved["extra_args"] = {key: value for key, value in params.extra_args.items()}
-    resolved |= {"seed": seeds[0], "num_outputs_per_prompt": count, "output_type": output_type}
-    return to_plain(resolved)
+        resolved["extra_args"] = dict(params.extra_args)
+    return to_plain({key: v for key, v in resolved.items() if v is not inspect.Parameter.empty and v is not None})
 
 
 def _unheeded(pipe: Any, family: Family, params: SamplingParams) -> list[str]:
