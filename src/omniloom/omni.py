@@ -12,7 +12,7 @@ from typing import Any
 from omniloom import options as _options  # noqa: F401  (registers the options)
 from omniloom._version import __version__
 from omniloom.config import RuntimeConfig
-from omniloom.engine.call import prepare_call
+from omniloom.engine.call import folder_defaults, prepare_call
 from omniloom.engine.engine import Engine
 from omniloom.engine.output import Output, Progress
 from omniloom.engine.params import SamplingParams
@@ -59,6 +59,7 @@ class Omni:
         self.config = RuntimeConfig.resolve(config=_given(config), python=options)
 
         def check(loaded: LoadedPipeline) -> None:
+            folder_defaults(loaded)
             for prompt, params in expecting:
                 prepare_call(loaded, parse_prompt(prompt), params)
 
@@ -76,7 +77,7 @@ class Omni:
 
     def _start(self, loaded: LoadedPipeline, device: str, parts: Mapping[str, Any]) -> None:
         self._engine = Engine(loaded, self.config.engine, device)
-        self.defaults = SamplingParams.from_mapping(loaded.defaults)
+        self.defaults = folder_defaults(loaded)
         self.tasks = supported_tasks(loaded)
         self._pipe = loaded.pipe
         states = self._engine.call_states

@@ -13,7 +13,7 @@ import torch
 from omniloom.config import UNSET, to_plain
 from omniloom.engine.params import SamplingParams
 from omniloom.engine.prompt import Prompt
-from omniloom.errors import RequestError, suggest
+from omniloom.errors import ModelError, RequestError, suggest
 from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.family import Family
 from omniloom.pipelines.sizes import check_frames, check_size, default_size
@@ -85,6 +85,14 @@ def prepare_call(loaded: LoadedPipeline, prompt: Prompt, params: SamplingParams)
     }
     warnings = tuple(_unheeded(pipe, loaded.family, params))
     return Call(pipe, guidance, arguments, seeds, output_type, resolved, warnings)
+
+
+def folder_defaults(loaded: LoadedPipeline) -> SamplingParams:
+    """Return the sampling defaults that a model folder brings. Raises ``ModelError`` if they are wrong."""
+    try:
+        return SamplingParams.from_mapping(loaded.defaults)
+    except RequestError as error:
+        raise ModelError(f"{loaded.folder}/omniloom.json: {error}") from error
 
 
 def call_parameters(cls: Any) -> dict[str, Any]:
