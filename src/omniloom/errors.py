@@ -9,6 +9,7 @@
     ├── MemoryLimitError          it does not fit                                         exit 4
     ├── Cancelled                 the caller asked the request to stop                    exit 5
     └── EngineError               a failure while running, with its cause chained         exit 5
+        └── QueueFullError        no more requests may wait: try again later              exit 5
 
 A message says what was given, what is allowed and what to type. The command line prints it as one line;
 a traceback is for our own bugs (anything that is not an ``OmniloomError``).
@@ -62,6 +63,10 @@ class Cancelled(OmniloomError):
 
 class EngineError(OmniloomError):
     """A request failed while it ran; ``__cause__`` holds the original exception."""
+
+
+class QueueFullError(EngineError):
+    """As many requests wait as may: try again later."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from omniloom.engine.output import Output, Progress
 from omniloom.engine.params import SamplingParams
 from omniloom.engine.prompt import parse_prompt
 from omniloom.engine.request import Handle
-from omniloom.errors import EngineError, OmniloomError
+from omniloom.errors import EngineError, OmniloomError, QueueFullError
 from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.load import LoadProgress, adopt_pipeline, load_pipeline
 from omniloom.pipelines.tasks import supported_tasks
@@ -26,6 +26,7 @@ from omniloom.platform import detect
 from omniloom.report import Report, component_report
 
 ProgressCallback = Callable[[Progress], Any]
+_QUEUE_POLL_SECONDS = 0.02
 
 
 class Omni:
@@ -135,16 +136,17 @@ class Omni:
     ) -> list[Output]:
         """Like ``generate``, for asyncio. Cancelling the task cancels the requests."""
         single = not isinstance(prompts, (list, tuple))
-        handles = [self._submit_or_failed(p, params, on_progress, single) for p in ([prompts] if single else prompts)]
+        handles: list[Handle] = []
         try:
+            for prompt in [prompts] if single else prompts:
+                handles.append(await self._submit_later(prompt, params, on_progress, raising=single))
             outputs = await asyncio.gather(*(asyncio.wrap_future(handle.future) for handle in handles))
-        except asyncio.CancelledError:
+        finally:
             for handle in handles:
-                handle.cancel()
-            raise
+                handle.cancel()  # nothing where they have ended
         if single and outputs[0].error is not None:
             raise outputs[0].error
-        return list(outputs)
+        return outputs
 
     async def astream(
         self,
@@ -154,8 +156,10 @@ class Omni:
         on_progress: ProgressCallback | None = None,
     ) -> AsyncIterator[Output]:
         """Like ``stream``, for asyncio."""
-        handles = [self._submit_or_failed(p, params, on_progress, False) for p in prompts]
+        handles: list[Handle] = []
         try:
+            for prompt in prompts:
+                handles.append(await self._submit_later(prompt, params, on_progress, raising=False))
             for done in asyncio.as_completed([asyncio.wrap_future(handle.future) for handle in handles]):
                 yield await done
         finally:
@@ -194,7 +198,7 @@ class Omni:
         try:
             while True:
                 for index, prompt in itertools.islice(numbered, max(0, ahead - len(waiting))):
-                    handle = self._submit_or_failed(prompt, params, on_progress, False)
+                    handle = self._submit_or_failed(prompt, params, on_progress)
                     waiting[handle.future] = (index, handle)
                 if not waiting:
                     return
@@ -206,17 +210,33 @@ class Omni:
                 handle.cancel()
 
     def _submit_or_failed(
-        self, prompt: Any, params: SamplingParams | None, on_progress: ProgressCallback | None, raising: bool
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        on_progress: ProgressCallback | None,
+        *,
+        raising: bool = False,
+        block: bool = True,
     ) -> Handle:
         """Submit; a request that is refused becomes a handle that has failed already, unless ``raising``."""
         try:
-            return self._engine.submit(prompt, params, on_progress=on_progress, block=True)
+            return self._engine.submit(prompt, params, on_progress=on_progress, block=block)
         except EngineError:
             raise
         except OmniloomError as error:
             if raising:
                 raise
             return self._engine.failed(prompt, error)
+
+    async def _submit_later(
+        self, prompt: Any, params: SamplingParams | None, on_progress: ProgressCallback | None, *, raising: bool
+    ) -> Handle:
+        """Submit as soon as there is a place, without holding up the event loop."""
+        while True:
+            try:
+                return self._submit_or_failed(prompt, params, on_progress, raising=raising, block=False)
+            except QueueFullError:
+                await asyncio.sleep(_QUEUE_POLL_SECONDS)
 
     def _wait(self, handle: Handle) -> Output:
         try:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from omniloom import Omni, SamplingParams
-from omniloom.errors import Cancelled, ConfigError, EngineError, MemoryLimitError, RequestError
+from omniloom.errors import Cancelled, ConfigError, EngineError, MemoryLimitError, QueueFullError, RequestError
 from tests.fixtures.reference import load
 
 QUICK = SamplingParams(num_inference_steps=2, seed=1, height=32, width=32, max_sequence_length=16)
@@ -160,11 +160,28 @@ def test_errors_of_the_pipeline_are_translated(tiny_folder) -> None:
 def test_a_full_queue_is_said(tiny_folder) -> None:
     with Omni(tiny_folder("flux"), dtype="float32", device="cpu", engine={"workers": 1, "max_queue": 1}) as omni:
         handles = [omni.submit("a fox", LONG), omni.submit("a fox", LONG)]
-        with pytest.raises(EngineError, match="max_queue"):
+        with pytest.raises(QueueFullError, match="max_queue"):
             omni.submit("a fox", LONG)
         for handle in handles:
             handle.cancel()
         assert len(omni.generate(["a fox"] * 5, QUICK)) == 5  # generate waits for a place
+
+        async def main() -> tuple[int, int]:
+            beats = 0
+
+            async def heart() -> None:
+                nonlocal beats
+                while True:
+                    beats += 1
+                    await asyncio.sleep(0.005)
+
+            heartbeat = asyncio.create_task(heart())
+            outputs = await omni.agenerate(["a fox"] * 6, QUICK)
+            heartbeat.cancel()
+            return len(outputs), beats
+
+        count, beats = asyncio.run(main())
+        assert count == 6 and beats > 5  # and never holds up the event loop
 
 
 def test_unload_cancels_and_frees(tiny_folder) -> None:

@@ -202,6 +202,8 @@ def test_the_task_follows_what_is_given(opened) -> None:
             opened(family).generate(prompt, SamplingParams(num_inference_steps=1))
         assert can in str(caught.value).split("it can do: ")[1] and "\n" not in str(caught.value)
     assert "inpaint" not in opened("wan22-t2v").tasks
+    with pytest.raises(RequestError, match="works from one image, 2 are given"):
+        flux.generate({"prompt": PROMPT, "images": [picture, picture]}, quick)
 
 
 @pytest.mark.parametrize("family", NAMES)

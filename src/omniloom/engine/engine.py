@@ -17,7 +17,7 @@ from omniloom.engine.params import SamplingParams
 from omniloom.engine.prompt import parse_prompt
 from omniloom.engine.request import Handle, Request, quiet
 from omniloom.engine.run import run_request
-from omniloom.errors import ConfigError, EngineError, OmniloomError
+from omniloom.errors import ConfigError, EngineError, OmniloomError, QueueFullError
 from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.clone import CloneFactory
 
@@ -71,8 +71,8 @@ class Engine:
     ) -> Handle:
         """Check a request and queue it.
 
-        Raises ``RequestError`` for one that cannot run, ``EngineError`` if the engine is closed or the queue full
-        (``block=True`` waits for a place instead).
+        Raises ``RequestError`` for one that cannot run, ``QueueFullError`` if too many wait (``block=True`` waits for
+        a place instead), ``EngineError`` if the engine is closed.
         """
         loaded = self._loaded
         if loaded is None:
@@ -81,7 +81,7 @@ class Engine:
         call = prepare_call(loaded, parsed, params or SamplingParams())
         request = Request(f"{self._prefix}-{next(self._numbers)}", parsed.text, call, quiet(on_progress))
         if not self._capacity.acquire(blocking=block):
-            raise EngineError("the queue is full: wait for a request to end, or raise engine.max_queue")
+            raise QueueFullError("the queue is full: wait for a request to end, or raise engine.max_queue")
         with self._lock:
             if self._closed:
                 self._capacity.release()

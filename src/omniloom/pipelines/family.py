@@ -59,6 +59,7 @@ class Family:
     # parameter -> (component, config key) without which the model ignores it
     needs: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     schedule_args: tuple[str, ...] = ()  # what the pipeline always passes to scheduler.set_timesteps
+    many_images: tuple[str, ...] = ()  # pipelines that work from several images; the others take one
     one_output: bool = False  # the pipeline fails for several outputs of one prompt
     global_rng: bool = False  # encoding draws from torch's global generator: one request at a time
     branches: Branches = Branches()  # identity of denoiser calls

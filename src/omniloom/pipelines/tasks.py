@@ -8,6 +8,7 @@ from typing import Any
 
 from omniloom.errors import RequestError
 from omniloom.pipelines.build import LoadedPipeline
+from omniloom.pipelines.family import GENERIC
 from omniloom.pipelines.index import pipeline_class
 
 # What is given -> the tasks that can take it, and diffusers' mapping of pipeline classes for each.
@@ -32,6 +33,10 @@ def pipeline_for(loaded: LoadedPipeline, *, images: int, mask: bool) -> Any:
     It shares every component with the pipeline that was loaded. Raises ``RequestError`` with what the model can do.
     """
     base = type(loaded.pipe)
+    several = loaded.family.many_images
+    if images > 1 and loaded.family is not GENERIC and base.__name__ not in several:
+        more = f"; several go with {', '.join(several)}" if several else ""
+        raise RequestError(f"{base.__name__} works from one image, {images} are given{more}")
     if _fits(base, loaded.pipe, images, mask):
         return loaded.pipe
     tasks = _WITH_MASK if mask else _WITH_IMAGE if images else _WITHOUT_IMAGE
@@ -69,19 +74,25 @@ def _fits(cls: Any, pipe: Any, images: int, mask: bool) -> bool:
 
 
 def _needs_image(cls: Any) -> bool:
-    """Whether a call without an image fails: a required argument, or a class whose purpose is to work from one."""
-    parameter = takes(cls)["image"]
-    if parameter.default is inspect.Parameter.empty:
+    """Whether a call without an image fails: a required argument, or a class that diffusers lists for images only."""
+    if takes(cls)["image"].default is inspect.Parameter.empty or _needs_mask(cls):
         return True
-    return (
-        "strength" in takes(cls)
-        or _needs_mask(cls)
-        or any(part in cls.__name__ for part in ("Edit", "Layered", "ToVideo"))
-    )
+    return _listed(cls, _WITH_IMAGE) and not _listed(cls, _WITHOUT_IMAGE)
 
 
 def _needs_mask(cls: Any) -> bool:
-    return any(part in cls.__name__ for part in ("Inpaint", "Fill"))
+    """Whether a class that takes a mask is made for masks only."""
+    return "mask_image" in takes(cls) and not _listed(cls, _WITH_IMAGE) and not _listed(cls, _WITHOUT_IMAGE)
+
+
+def _listed(cls: Any, tasks: Mapping[str, str]) -> bool:
+    return any(cls in _mapping(name).values() for name in tasks.values())
+
+
+def _mapping(name: str) -> Mapping[str, Any]:
+    from diffusers.pipelines import auto_pipeline
+
+    return getattr(auto_pipeline, f"AUTO_{name}_PIPELINES_MAPPING", {})
 
 
 def _sibling(loaded: LoadedPipeline, base: Any, task: str) -> Any:
@@ -93,6 +104,5 @@ def _sibling(loaded: LoadedPipeline, base: Any, task: str) -> Any:
         return None
     from diffusers.pipelines import auto_pipeline
 
-    names = {**_WITHOUT_IMAGE, **_WITH_IMAGE, **_WITH_MASK}
-    mapping = getattr(auto_pipeline, f"AUTO_{names[task]}_PIPELINES_MAPPING", {})
+    mapping = _mapping({**_WITHOUT_IMAGE, **_WITH_IMAGE, **_WITH_MASK}[task])
     return auto_pipeline._get_task_class(mapping, base.__name__, throw_error_if_not_exist=False)

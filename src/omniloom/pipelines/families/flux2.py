@@ -12,5 +12,6 @@ FLUX2 = Family(
     size_stride=("vae_scale_factor", 2),
     default_size=("default_sample_size", "vae_scale_factor"),
     schedule_args=("mu",),
+    many_images=("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline"),
     branches=Branches(BranchRule.ORDER, ("cond", "uncond")),
 )

@@ -18,5 +18,6 @@ QWEN_IMAGE = Family(
     default_size=("default_sample_size", "vae_scale_factor"),
     needs={"guidance_scale": ("transformer", "guidance_embeds")},
     schedule_args=("mu",),
+    many_images=("QwenImageEditPlusPipeline",),
     branches=Branches(BranchRule.ORDER, ("cond", "uncond")),
 )
