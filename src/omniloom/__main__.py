@@ -1,8 +1,6 @@
 """``python -m omniloom``."""
 
-import sys
-
-from omniloom.cli import main
+from omniloom.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

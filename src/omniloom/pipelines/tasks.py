@@ -37,12 +37,12 @@ def pipeline_for(loaded: LoadedPipeline, *, images: int, mask: bool) -> Any:
     if images > 1 and loaded.family is not GENERIC and base.__name__ not in several:
         more = f"; several go with {', '.join(several)}" if several else ""
         raise RequestError(f"{base.__name__} works from one image, {images} are given{more}")
-    if _fits(base, loaded.pipe, images, mask):
+    if _fits(base, images, mask):
         return loaded.pipe
     tasks = _WITH_MASK if mask else _WITH_IMAGE if images else _WITHOUT_IMAGE
     for task in tasks:
         sibling = _sibling(loaded, base, task)
-        if sibling is not None and _fits(sibling, loaded.pipe, images, mask):
+        if sibling is not None and _fits(sibling, images, mask):
             return loaded.sibling(sibling)
     given = (
         "a prompt, an image and a mask" if mask else f"a prompt and {images} image(s)" if images else "a prompt alone"
@@ -57,14 +57,14 @@ def supported_tasks(loaded: LoadedPipeline) -> list[str]:
         for task in tasks:
             video = task.endswith("video")
             for cls in (type(loaded.pipe), _sibling(loaded, type(loaded.pipe), task)):
-                if cls is not None and is_video(cls) is video and _fits(cls, loaded.pipe, images, mask):
+                if cls is not None and is_video(cls) is video and _fits(cls, images, mask):
                     found.append(task)
                     break
     return found
 
 
-def _fits(cls: Any, pipe: Any, images: int, mask: bool) -> bool:
-    """Whether ``cls`` takes exactly what is given and the model's components suffice for it."""
+def _fits(cls: Any, images: int, mask: bool) -> bool:
+    """Whether ``cls`` takes exactly what is given."""
     parameters = takes(cls)
     if mask:
         return "mask_image" in parameters and "image" in parameters
