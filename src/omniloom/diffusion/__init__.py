@@ -1,0 +1,1 @@
+"""What acts on live modules: hooks, compilation and, later, placement, caches, attention, adapters."""
