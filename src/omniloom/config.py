@@ -49,6 +49,7 @@ class Option:
     parse: Callable[[Any], Any]
     help: str
     section: type | None = None
+    shorthand: str | None = None
 
 
 _OPTIONS: dict[str, Option] = {}
@@ -59,11 +60,14 @@ def register(name: str, *, default: Any, parse: Callable[[Any], Any], help: str)
     _add(Option(name, default, parse, help))
 
 
-def register_section(name: str, *, help: str) -> Callable[[type], type]:
-    """Class decorator that registers a frozen dataclass, all of whose fields have defaults, as option ``name``."""
+def register_section(name: str, *, help: str, shorthand: str | None = None) -> Callable[[type], type]:
+    """Class decorator that registers a frozen dataclass, all of whose fields have defaults, as option ``name``.
+
+    ``shorthand``: the field that a plain string stands for, so that ``compile="regional"`` works.
+    """
 
     def decorate(cls: type) -> type:
-        _add(Option(name, cls(), lambda value: _parse_section(name, cls, value), help, section=cls))
+        _add(Option(name, cls(), lambda value: _parse_section(name, cls, value), help, cls, shorthand))
         return cls
 
     return decorate
@@ -108,6 +112,8 @@ class RuntimeConfig(Mapping[str, Any]):
                     raise ConfigError(f"unknown option {key!r}{suggest(str(key), _OPTIONS)} (allowed: {allowed})")
                 if value is UNSET:
                     continue
+                if option.shorthand and isinstance(value, str):
+                    value = {option.shorthand: value}
                 raw[key] = _over(raw.get(key), value) if option.section else value
                 sources[key] = layer
         values = {name: _parse(o, raw[name]) if name in raw else o.default for name, o in _OPTIONS.items()}

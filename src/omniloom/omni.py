@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from omniloom.engine.prompt import parse_prompt
 from omniloom.engine.request import Handle
 from omniloom.errors import EngineError, OmniloomError, QueueFullError
 from omniloom.pipelines.build import LoadedPipeline
+from omniloom.pipelines.compiling import compilation_report
 from omniloom.pipelines.load import LoadProgress, adopt_pipeline, load_pipeline
 from omniloom.pipelines.tasks import supported_tasks
 from omniloom.platform import detect
@@ -80,7 +82,7 @@ class Omni:
         self._engine = Engine(loaded, self.config.engine, device)
         self.defaults = folder_defaults(loaded)
         self.tasks = supported_tasks(loaded)
-        self._pipe = loaded.pipe
+        self._loaded: LoadedPipeline | None = loaded
         states = self._engine.call_states
         self.report = Report(
             version=__version__,
@@ -96,6 +98,8 @@ class Omni:
             config=self.config.to_dict(),
             platform=detect().to_dict(),
         )
+        if self.config.compile.granularity != "none":
+            self.report.add("compile", functools.partial(compilation_report, loaded))
 
     def generate(
         self,
@@ -175,7 +179,14 @@ class Omni:
     def unload(self) -> None:
         """Cancel what runs, end the workers and let go of the weights. A second call does nothing."""
         self._engine.close()
-        self._pipe = None
+        if self._loaded is not None:
+            self.report.freeze()
+            self._loaded.take_back()
+            self._loaded = None
+
+    @property
+    def _pipe(self) -> Any:
+        return self._loaded.pipe if self._loaded is not None else None
 
     def __enter__(self) -> Omni:
         return self

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from omniloom import Omni, SamplingParams
-from omniloom.pipelines.denoiser import CallIdentity, CallTracker, Denoiser, current_call
+from omniloom.diffusion.hooks.state import current_call
+from omniloom.pipelines.denoiser import CallIdentity, CallTracker, Denoiser
 from omniloom.pipelines.family import Branches, BranchRule
 from tests.engine.asking import asked
 from tests.fixtures.tiny import FAMILIES
@@ -35,7 +36,7 @@ EXPECTED = {
 def identities(omni: Omni, prompt: Any, params: SamplingParams) -> list[CallIdentity]:
     """Run a request and return what its denoiser calls were, as seen from inside of them."""
     seen: list[CallIdentity] = []
-    modules = [omni._pipe.components[n] for n in omni._engine._loaded.family.denoisers if omni._pipe.components.get(n)]
+    modules = [omni._pipe.components[n] for n in omni._loaded.family.denoisers if omni._pipe.components.get(n)]
     hooks = [module.register_forward_pre_hook(lambda *_: seen.append(current_call())) for module in modules]
     try:
         omni.generate(prompt, params)

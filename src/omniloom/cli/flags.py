@@ -90,6 +90,15 @@ Dtype = Annotated[
 Device = Annotated[
     str | None, _flag("--device", panel=_MODEL, metavar="NAME", help="auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.")
 ]
+Compile = Annotated[
+    str | None,
+    _flag(
+        "--compile", panel=_MODEL, metavar="none|regional|full", help="Compile the transformer's blocks, or all of it."
+    ),
+]
+Base = Annotated[
+    str | None, _flag("--base", panel=_MODEL, metavar="MODEL", help="Pipeline that a single-file MODEL belongs to.")
+]
 Scheduler = Annotated[
     str | None, _flag("--scheduler", panel=_MODEL, metavar="NAME", help="Scheduler, for example euler, unipc or dpm++.")
 ]

@@ -41,6 +41,8 @@ def generate(
     dtype: flags.Dtype = None,
     device: flags.Device = None,
     scheduler: flags.Scheduler = None,
+    compile: flags.Compile = None,
+    base: flags.Base = None,
     settings: flags.Settings = None,
     config: flags.Config = None,
     debug: flags.Debug = False,
@@ -72,7 +74,7 @@ def generate(
             "num_frames": frames,
             "fps": fps,
         },
-        options={"dtype": dtype, "device": device, "scheduler": scheduler},
+        options={"dtype": dtype, "device": device, "scheduler": scheduler, "compile": compile, "base": base},
         settings=tuple(settings or ()),
         config=config,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from omniloom.diffusion.hooks.state import release
 from omniloom.engine.output import Output, Progress
 from omniloom.engine.request import Request
 from omniloom.engine.rng import own_global_rng
@@ -19,7 +20,10 @@ from omniloom.pipelines.construct import GATE
 
 def run_request(request: Request, clones: CloneFactory, device: str) -> Output:
     """Run ``request`` on the calling thread. Whatever goes wrong is in ``Output.error``; nothing is shared or kept."""
-    output = _run(request, clones, device)
+    try:
+        output = _run(request, clones, device)
+    finally:
+        release(request.id)  # whatever hooks keep for this request
     if output.error is not None:
         _let_go(output.error)
     return output

@@ -24,6 +24,7 @@ class LoadedPipeline:
 
     ``pipe`` is the prototype and is never called. ``defaults``: sampling parameters that the folder brings along.
     ``load_seconds``: per component. ``siblings``: prototypes of other classes over the same components, as needed.
+    ``undo``: what takes back changes to the modules, for those that are somebody else's.
     """
 
     pipe: Any
@@ -32,6 +33,12 @@ class LoadedPipeline:
     defaults: dict[str, Any]
     load_seconds: dict[str, float]
     siblings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    undo: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+
+    def take_back(self) -> None:
+        """Undo changes to modules, last one first. Whoever brought the modules gets them as they were."""
+        while self.undo:
+            self.undo.pop()()
 
     def sibling(self, cls: Any) -> Any:
         """Return a prototype of pipeline class ``cls`` over this pipeline's components and settings."""

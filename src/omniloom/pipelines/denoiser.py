@@ -1,18 +1,19 @@
 """The identity of a denoiser call: which request, step and branch it belongs to.
 
 A request's clone holds a stand-in for each denoiser. It names the branch from the ``cache_context`` that the pipeline
-opens, or else from the family's checked order of calls, and publishes a ``CallIdentity`` for the duration of the call.
+opens, or else from the family's checked order of calls, and publishes a ``CallIdentity`` for the duration of the call
+(``omniloom.diffusion.hooks.state.current_call`` reads it).
 The shared module is never written to (diffusers' own ``cache_context`` leaves a registry on it).
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from omniloom.diffusion.hooks.state import calling
 from omniloom.pipelines.call_state import Exclusive
 from omniloom.pipelines.family import Branches, BranchRule
 
@@ -29,14 +30,6 @@ class CallIdentity:
     index: int
     branch: str | None
     rows: tuple[str, ...] = ()
-
-
-_CURRENT: contextvars.ContextVar[CallIdentity | None] = contextvars.ContextVar("omniloom_call", default=None)
-
-
-def current_call() -> CallIdentity | None:
-    """Return the identity of the denoiser call that the calling thread is in; ``None`` outside of one."""
-    return _CURRENT.get()
 
 
 class CallTracker:
@@ -97,11 +90,10 @@ class Denoiser(Exclusive):
         tracker = self._tracker
         tracker.before()
         identity = tracker.identify(self._name, self._rows(args, kwargs))
-        token = _CURRENT.set(identity)
         try:
-            return super().__call__(*args, **kwargs)
+            with calling(identity):
+                return super().__call__(*args, **kwargs)
         finally:
-            _CURRENT.reset(token)
             tracker.index += 1
 
     @contextlib.contextmanager

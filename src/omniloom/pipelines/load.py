@@ -15,6 +15,7 @@ from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
 from omniloom.pipelines.build import LoadedPipeline, build_pipeline
+from omniloom.pipelines.compiling import compile_denoisers
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
 from omniloom.pipelines.index import PipelineIndex, check_protocol, read_index
@@ -92,7 +93,11 @@ def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, Lo
     check_protocol(type(pipe))
     pipe = copy.copy(pipe)  # options must not change the caller's object
     loaded = LoadedPipeline(pipe, family_of(type(pipe).__name__), None, {}, {})
-    _set_up(loaded, config)
+    try:
+        _set_up(loaded, config)
+    except BaseException:
+        loaded.take_back()
+        raise
     return loaded, LoadPlan(None, None, str(pipe.device), str(pipe.dtype).removeprefix("torch."), 0)
 
 
@@ -163,3 +168,5 @@ def _set_up(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
                 f"option vae.{mode}: {type(vae).__name__ if vae is not None else type(pipe).__name__} has no {mode}"
             )
         enable()
+        loaded.undo.append(getattr(vae, f"disable_{mode}"))
+    compile_denoisers(loaded, config.compile)

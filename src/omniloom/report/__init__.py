@@ -41,8 +41,12 @@ class Report:
         self._parts: dict[str, Any] = dict(parts)
 
     def add(self, key: str, value: Any) -> None:
-        """Add or replace the part ``key``."""
+        """Add or replace the part ``key``; a function is called whenever the report is read."""
         self._parts[key] = value
+
+    def freeze(self) -> None:
+        """Call what is a function for the last time: what it looks at is about to go."""
+        self._parts = {key: value() if callable(value) else value for key, value in self._parts.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON types."""
@@ -77,6 +81,8 @@ def component_report(value: Any, load_seconds: float | None, call_state: str | N
 
 
 def _plain(value: Any) -> Any:
+    if callable(value):
+        value = value()
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value.to_dict() if hasattr(value, "to_dict") else to_plain(value)
