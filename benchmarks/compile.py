@@ -73,7 +73,7 @@ def child(granularity: str, blocks: int, width: int, steps: int, threads: int) -
     from omniloom.diffusion.compile import CompilePolicy, compile_model, compile_report
 
     torch.set_num_threads(threads)
-    model, first = transformer(blocks, width), inputs(16, 16)
+    model, first = transformer(blocks, width), inputs(16, 18)  # 288 patches: a number that is no width
     found: dict[str, Any] = {}
     with torch.no_grad():
         eager = model(**first)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omniloom.diffusion.compile.keys import shape_key
+from omniloom.diffusion.compile.keys import even, shape_key
 from omniloom.diffusion.compile.record import ClassRecord
 from omniloom.diffusion.compile.watch import graphs_of, guard_text, here, start_watching
 from omniloom.diffusion.hooks.cell import ComputeCell
@@ -49,6 +49,8 @@ class Compiled(Transparent):
         if self.cell.compiled is not self:  # another library's wrapper kept it
             return self.cell.original(*args, **kwargs)
         record = self.record
+        args = tuple([even(value) for value in args])
+        kwargs = {name: even(value) for name, value in kwargs.items()}
         key = shape_key(args, kwargs)
         known = key in record.seen
         if not known and (not record.may_compile() or self._limit_reached()):

@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+try:  # not public: where a torch has it not, the attributes below alone make dynamo break the graph
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # pragma: no cover
+    set_code_exec_strategy = None
 
 Forward = Callable[..., Any]
 
@@ -61,4 +64,5 @@ def outside_of_graphs(function: Any, reason: str) -> None:
     """
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = reason
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    if set_code_exec_strategy is not None:
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
