@@ -107,6 +107,16 @@ def read_budget(path: Path, fallback: float) -> float:
         return fallback
 
 
+def load_exported(models: Models, folder: Path) -> None:
+    """Take the weights of an exported pipeline folder (the optimizers start anew)."""
+    for network, name in (
+        (models.clip, "text_encoder"),
+        (models.t5, "text_encoder_2"),
+        (models.transformer, "transformer"),
+    ):
+        network.load_state_dict(type(network).from_pretrained(str(folder / name)).float().state_dict())
+
+
 def main() -> None:
     """Train until the time budget is spent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,6 +133,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16 (faster on CPUs that have it)")
     parser.add_argument("--compile", action="store_true", help="torch.compile the transformer's single-stream blocks")
+    parser.add_argument("--init", type=Path, help="start from the weights of an exported model folder")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -132,10 +143,12 @@ def main() -> None:
     state = torch.load(checkpoint, weights_only=True) if args.resume and checkpoint.exists() else None
     torch.manual_seed(state["step"] if state else 0)
     rng = random.Random(state["step"] if state else 0)
-    if state:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.out / "tokenizer")
+    if state or args.init:
+        kept = args.out / "tokenizer" if state else args.init / "tokenizer"
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(kept)
     else:
         tokenizer = make_tokenizer()
+    if not state:
         tokenizer.save_pretrained(args.out / "tokenizer")
     items = all_items()
     train_items = split(items)[0]
@@ -146,6 +159,8 @@ def main() -> None:
         latents = encode_items(vae, items)
         torch.save(latents, args.out / "latents.pt")
     models = make_models(len(tokenizer), args.double, args.single)
+    if args.init and not state:
+        load_exported(models, args.init)
     (args.out / "arch.json").write_text(json.dumps({"double": args.double, "single": args.single}), encoding="utf-8")
     parameters = models.parameters()
     optimizers = make_optimizers(models, args.lr, args.muon_lr)

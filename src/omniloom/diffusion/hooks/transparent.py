@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 try:  # not public: where a torch has it not, the attributes below alone make dynamo break the graph
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    from torch._C._dynamo import eval_frame as _eval_frame
 except ImportError:  # pragma: no cover
-    set_code_exec_strategy = None
+    _eval_frame = None  # type: ignore[assignment]
 
 Forward = Callable[..., Any]
 
@@ -64,5 +64,6 @@ def outside_of_graphs(function: Any, reason: str) -> None:
     """
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = reason
-    if set_code_exec_strategy is not None:
-        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    skip = getattr(getattr(_eval_frame, "_FrameAction", None), "SKIP", None)
+    if skip is not None:
+        _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
