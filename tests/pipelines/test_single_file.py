@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,10 @@ def test_every_naming_gives_the_same_model(sd3, tmp_path: Path) -> None:
     for name, tensors in namings.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
         assert torch.equal(latents(tmp_path / f"{name}.safetensors", base=folder), expected), name
+    bare = shutil.copytree(folder, tmp_path / "bare")  # a base without a transformer of its own
+    for weights in (bare / "transformer").glob("*.safetensors"):
+        weights.unlink()
+    assert torch.equal(latents(tmp_path / "comfy.safetensors", base=bare), expected)
     save_file({name: tensor + 0.05 for name, tensor in original.items()}, tmp_path / "moved.safetensors")
     assert not torch.equal(latents(tmp_path / "moved.safetensors", base=folder), expected)
 

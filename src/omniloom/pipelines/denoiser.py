@@ -47,11 +47,9 @@ class CallTracker:
         self.index = 0
         self.context: str | None = None
         self.trusted = True
-        self._counts: set[int] = set()
 
     def begin_step(self) -> None:
         """A step is over: check how many calls it made and count from 0 again."""
-        self._counts.add(self.index)
         if self.branches.rule is BranchRule.ORDER and self.index > len(self.branches.names):
             self.trusted = False
         self.step += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from omniloom.checkpoint import find_weights
+from omniloom.checkpoint import find_weights, single_file
 from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
@@ -25,6 +25,7 @@ from omniloom.platform import default_device, recommended_dtype
 from omniloom.platform.memory import available_bytes
 
 LoadProgress = Callable[[str, int, int], Any]
+SINGLE_FILE_COMPONENT = "transformer"  # what a single-file model stands for in its base folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +62,14 @@ def load_pipeline(
     folder, file = _locate(model, config)
     index = read_index(folder)
     device, dtype = _device_and_dtype(config)
-    needed = _needed_bytes(index, dtype, config.variant, device)
+    needed = _needed_bytes(index, file, dtype, config.variant, device)
     plan = LoadPlan(str(folder), str(file) if file else None, device, dtype, needed)
     available = available_bytes()
     if device == "cpu" and available is not None and needed > available:
         raise MemoryLimitError(
             f"{folder} needs {needed / 2**30:.1f} GiB for its weights in {dtype}, {available / 2**30:.1f} GiB are free"
         )
-    sources = {"transformer": transformer_source(file, index)} if file else None
+    sources = {SINGLE_FILE_COMPONENT: transformer_source(file, index)} if file else None
     loaded = build_pipeline(
         folder,
         dtype=getattr(torch, dtype),
@@ -136,14 +137,18 @@ def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
 
 
-def _needed_bytes(index: PipelineIndex, dtype: str, variant: str | None, device: str) -> int:
+def _needed_bytes(index: PipelineIndex, file: Path | None, dtype: str, variant: str | None, device: str) -> int:
     """Return the bytes of weights that are converted or moved, from headers alone. Also refuses damaged files early."""
     size = torch.finfo(getattr(torch, dtype)).bits // 8
     needed = 0
     for spec in index.components:
         if not spec.is_model():
             continue
-        for info in find_weights(spec.folder, variant=index.variant_of(spec, variant)).tensors.values():
+        if file is not None and spec.name == SINGLE_FILE_COMPONENT:  # the base may lack weights of its own for it
+            weights = single_file(file)
+        else:
+            weights = find_weights(spec.folder, variant=index.variant_of(spec, variant))
+        for info in weights.tensors.values():
             floating = info.torch_dtype.is_floating_point
             if device != "cpu" or (floating and info.torch_dtype != getattr(torch, dtype)):
                 needed += (info.nbytes // info.itemsize) * (size if floating else info.itemsize)
