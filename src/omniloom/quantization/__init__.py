@@ -1,0 +1,1 @@
+"""Quantization: config, rules, codecs, layouts, kernels and the quantized Linear."""

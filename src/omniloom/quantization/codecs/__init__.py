@@ -1,0 +1,1 @@
+"""Storage formats of weight matrices, one file per family."""

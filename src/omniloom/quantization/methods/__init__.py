@@ -1,0 +1,1 @@
+"""What a user names: one frozen config per method."""
