@@ -50,14 +50,29 @@ class Option:
     help: str
     section: type | None = None
     shorthand: str | None = None
+    plain: Callable[[Any], Any] | None = None
 
 
 _OPTIONS: dict[str, Option] = {}
+_ALIASES: dict[str, str] = {}
 
 
-def register(name: str, *, default: Any, parse: Callable[[Any], Any], help: str) -> None:
-    """Register a single-value option. ``parse`` raises ``ValueError`` with what is allowed."""
-    _add(Option(name, default, parse, help))
+def register(
+    name: str,
+    *,
+    default: Any,
+    parse: Callable[[Any], Any],
+    help: str,
+    aliases: tuple[str, ...] = (),
+    plain: Callable[[Any], Any] | None = None,
+) -> None:
+    """Register a single-value option. ``parse`` raises ``ValueError`` with what is allowed.
+
+    ``aliases``: other names that it may be given under, one of them at a time. ``plain``: what turns a value into JSON
+    types that ``parse`` understands, if ``to_plain`` does not.
+    """
+    _add(Option(name, default, parse, help, plain=plain))
+    _ALIASES.update(dict.fromkeys(aliases, name))
 
 
 def register_section(name: str, *, help: str, shorthand: str | None = None) -> Callable[[type], type]:
@@ -105,7 +120,7 @@ class RuntimeConfig(Mapping[str, Any]):
         raw: dict[str, Any] = {}
         sources: dict[str, str] = {}
         for layer, given in layers.items():
-            for key, value in given.items():
+            for key, value in _by_name(given).items():
                 option = _OPTIONS.get(key)
                 if option is None:
                     allowed = ", ".join(sorted(_OPTIONS))
@@ -125,7 +140,7 @@ class RuntimeConfig(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved values as plain JSON types; ``resolve(dump=cfg.to_dict())`` gives an equal config."""
-        return {name: to_plain(value) for name, value in self._values.items()}
+        return {name: (_OPTIONS[name].plain or to_plain)(value) for name, value in self._values.items()}
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -155,6 +170,19 @@ class RuntimeConfig(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"RuntimeConfig({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+
+
+def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace aliases by the names they stand for. Raises ``ConfigError`` if an option is given under two names."""
+    typed: dict[str, str] = {}
+    for key, value in given.items():
+        name = _ALIASES.get(key, key)
+        if value is UNSET:
+            continue
+        if name in typed:
+            raise ConfigError(f"{typed[name]!r} and {key!r} are one option: give only one of them")
+        typed[name] = key
+    return {name: given[key] for name, key in typed.items()}
 
 
 def load_file(path: str | Path) -> dict[str, Any]:

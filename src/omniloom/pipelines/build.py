@@ -23,8 +23,9 @@ class LoadedPipeline:
     """A pipeline that is ready to be cloned, and what is known about it.
 
     ``pipe`` is the prototype and is never called. ``defaults``: sampling parameters that the folder brings along.
-    ``load_seconds``: per component. ``siblings``: prototypes of other classes over the same components, as needed.
-    ``undo``: what takes back changes to the modules, for those that are somebody else's.
+    ``load_seconds``: per component. ``needed_bytes``: of weights that get memory of their own. ``siblings``: prototypes
+    of other classes over the same components, as needed. ``undo``: what takes back changes to the modules, for those
+    that are somebody else's.
     """
 
     pipe: Any
@@ -32,6 +33,7 @@ class LoadedPipeline:
     folder: Path | None
     defaults: dict[str, Any]
     load_seconds: dict[str, float]
+    needed_bytes: int = 0
     siblings: dict[Any, Any] = dataclasses.field(default_factory=dict)
     undo: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
 
@@ -80,7 +82,8 @@ def build_pipeline(
         values[spec.name] = components[spec.name].value
     pipe = cls(**values)
     pipe.register_to_config(_name_or_path=str(folder))
-    loaded = LoadedPipeline(pipe, family_of(cls.__name__), folder, read_defaults(folder), {})
+    needed = sum(component.needed_bytes(device) for component in components.values())
+    loaded = LoadedPipeline(pipe, family_of(cls.__name__), folder, read_defaults(folder), {}, needed)
     if before_reading is not None:
         before_reading(loaded)
     for name, component in components.items():

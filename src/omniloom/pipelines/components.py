@@ -16,7 +16,8 @@ import torch
 from omniloom.checkpoint import TensorSource, find_weights
 from omniloom.errors import ModelError, suggest
 from omniloom.pipelines.construct import empty_diffusers_model, empty_transformers_model
-from omniloom.pipelines.weights import LoadPlan, check, fill, meta_leftovers, plan_diffusers, plan_transformers
+from omniloom.pipelines.tensor_plan import TensorPlan, check, needed_bytes, plan_diffusers, plan_transformers
+from omniloom.pipelines.weights import fill, meta_leftovers
 
 Progress = Callable[[int], None]
 
@@ -75,6 +76,10 @@ class Component:
         self.nbytes = filling.source.nbytes if filling else 0
         self._filling = filling
 
+    def needed_bytes(self, device: str | torch.device) -> int:
+        """Return the bytes of weights that get memory of their own on ``device`` (the others are mapped)."""
+        return needed_bytes(self._filling.plan, self._filling.source, device) if self._filling else 0
+
     def fill(self, device: str | torch.device = "cpu", progress: Progress | None = None) -> None:
         """Read the weights. Raises ``CheckpointError``; a second call does nothing."""
         start = time.perf_counter()
@@ -88,7 +93,7 @@ class Component:
 class Filling:
     """What is left to do for a module without weights."""
 
-    plan: LoadPlan
+    plan: TensorPlan
     source: Any
     owned: bool
     where: str

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from omniloom.checkpoint import find_weights, single_file
 from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
@@ -18,7 +17,7 @@ from omniloom.pipelines.build import LoadedPipeline, build_pipeline
 from omniloom.pipelines.compiling import compile_denoisers
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
-from omniloom.pipelines.index import PipelineIndex, check_protocol, read_index
+from omniloom.pipelines.index import check_protocol, read_index
 from omniloom.pipelines.schedulers import choose_scheduler
 from omniloom.pipelines.single_file import transformer_source
 from omniloom.platform import default_device, recommended_dtype
@@ -54,21 +53,16 @@ def load_pipeline(
     ``before_reading`` sees the pipeline before any weights are read and may raise.
     """
 
+    folder, file = _locate(model, config)
+    index = read_index(folder)
+    device, dtype = _device_and_dtype(config)
+
     def set_up(loaded: LoadedPipeline) -> None:
+        _check_memory(loaded, device, dtype)
         _set_up(loaded, config)
         if before_reading is not None:
             before_reading(loaded)
 
-    folder, file = _locate(model, config)
-    index = read_index(folder)
-    device, dtype = _device_and_dtype(config)
-    needed = _needed_bytes(index, file, dtype, config.variant, device)
-    plan = LoadPlan(str(folder), str(file) if file else None, device, dtype, needed)
-    available = available_bytes()
-    if device == "cpu" and available is not None and needed > available:
-        raise MemoryLimitError(
-            f"{folder} needs {needed / 2**30:.1f} GiB for its weights in {dtype}, {available / 2**30:.1f} GiB are free"
-        )
     sources = {SINGLE_FILE_COMPONENT: transformer_source(file, index)} if file else None
     loaded = build_pipeline(
         folder,
@@ -79,7 +73,7 @@ def load_pipeline(
         sources=sources,
         before_reading=set_up,
     )
-    return loaded, plan
+    return loaded, LoadPlan(str(folder), str(file) if file else None, device, dtype, loaded.needed_bytes)
 
 
 def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, LoadPlan]:
@@ -137,22 +131,14 @@ def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
 
 
-def _needed_bytes(index: PipelineIndex, file: Path | None, dtype: str, variant: str | None, device: str) -> int:
-    """Return the bytes of weights that are converted or moved, from headers alone. Also refuses damaged files early."""
-    size = torch.finfo(getattr(torch, dtype)).bits // 8
-    needed = 0
-    for spec in index.components:
-        if not spec.is_model():
-            continue
-        if file is not None and spec.name == SINGLE_FILE_COMPONENT:  # the base may lack weights of its own for it
-            weights = single_file(file)
-        else:
-            weights = find_weights(spec.folder, variant=index.variant_of(spec, variant))
-        for info in weights.tensors.values():
-            floating = info.torch_dtype.is_floating_point
-            if device != "cpu" or (floating and info.torch_dtype != getattr(torch, dtype)):
-                needed += (info.nbytes // info.itemsize) * (size if floating else info.itemsize)
-    return needed
+def _check_memory(loaded: LoadedPipeline, device: str, dtype: str) -> None:
+    """Refuse what cannot fit, before a tensor is read. What an accelerator has is not known here."""
+    available = available_bytes()
+    if device == "cpu" and available is not None and loaded.needed_bytes > available:
+        raise MemoryLimitError(
+            f"{loaded.folder} needs {loaded.needed_bytes / 2**30:.1f} GiB for its weights in {dtype}, "
+            f"{available / 2**30:.1f} GiB are free"
+        )
 
 
 def _set_up(loaded: LoadedPipeline, config: RuntimeConfig) -> None:

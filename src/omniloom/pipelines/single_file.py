@@ -21,6 +21,11 @@ _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.")
 class _Info:
     shape: tuple[int, ...]
     nbytes: int
+    torch_dtype: torch.dtype
+
+    @property
+    def dtype(self) -> str:
+        return str(self.torch_dtype).removeprefix("torch.")
 
 
 class TensorDict:
@@ -40,9 +45,9 @@ class TensorDict:
         return list(self._tensors)
 
     def info(self, name: str) -> _Info:
-        """Return shape and bytes of one tensor."""
+        """Return shape, bytes and dtype of one tensor."""
         tensor = self._tensors[name]
-        return _Info(tuple(tensor.shape), tensor.nbytes)
+        return _Info(tuple(tensor.shape), tensor.nbytes, tensor.dtype)
 
     def read(
         self, name: str, *, dtype: torch.dtype | None = None, device: Any = "cpu", prefer: str = "map"
@@ -60,8 +65,9 @@ class TensorDict:
         dtype_of: Callable[[str], torch.dtype | None] | None = None,
         device: Any = "cpu",
         progress: Callable[[int], None] | None = None,
+        **reading: Any,
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors one by one and let go of each."""
+        """Yield tensors one by one and let go of each; nothing is read ahead, whatever ``reading`` asks for."""
         for name in names:
             size = self._tensors[name].nbytes
             tensor = self.read(name, dtype=dtype_of(name) if dtype_of else None, device=device)
