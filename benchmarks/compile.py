@@ -2,11 +2,12 @@
 
     python benchmarks/compile.py [--blocks 24 57] [--width 256] [--pairs 1] [--steps 8] [--threads 1]
 
-Each run is a child process with an empty Inductor cache. Cold: the first call, which compiles, less a step. Steady: the
-best of the steps after it. Whole and regional take turns at going first; the best of each is compared, since a machine
-that others use only ever makes a run slower. The regional child then runs 12 image sizes and counts what is compiled
-anew once the dynamic graph is there. Goals: cold >= 2x less at 24 blocks and >= 4x at 57; steady within 10 %; 0
-recompiles over the sizes; nothing fell back. Exit status 1 if one is missed.
+Every run's figures are printed as one JSON line as soon as they are there, so an interrupted benchmark keeps what it
+measured. Each run is a child process with an empty Inductor cache. Cold: the first call, which compiles, less a step.
+Steady: the best of the steps after it. Whole and regional take turns at going first; the best of each is compared,
+since a machine that others use only ever makes a run slower. The regional child then runs 12 image sizes and counts
+what is compiled anew once the dynamic graph is there. Goals: cold >= 2x less at 24 blocks and >= 4x at 57; steady
+within 10 %; 0 recompiles over the sizes; nothing fell back. Exit status 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -132,10 +133,7 @@ def main() -> int:
                     best[granularity][key] = min(best[granularity].get(key, float("inf")), found[key])
                 recompiles += found.get("recompiles", 0)
                 fallbacks += sum(record["fallbacks"] for record in found["report"].values())
-                print(
-                    f"  {blocks} blocks, {granularity}: "
-                    + ", ".join(f"{k} {found[k]:.3g}" for k in found if k != "report")
-                )
+                print(json.dumps({"blocks": blocks, "granularity": granularity, "pair": pair, **found}), flush=True)
         less = best["full"]["cold"] / best["regional"]["cold"]
         steady = best["regional"]["steady"] / best["full"]["steady"]
         goal = 4 if blocks >= 57 else 2
@@ -146,7 +144,7 @@ def main() -> int:
             f"{blocks} blocks: {fallbacks} calls fell back (goal 0)": fallbacks == 0,
         }
         for text, ok in goals.items():
-            print(f"{'met   ' if ok else 'MISSED'} {text}")
+            print(f"{'met   ' if ok else 'MISSED'} {text}", flush=True)
         met = met and all(goals.values())
     return 0 if met else 1
 

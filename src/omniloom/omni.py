@@ -19,6 +19,7 @@ from omniloom.engine.output import Output, Progress
 from omniloom.engine.params import SamplingParams
 from omniloom.engine.prompt import parse_prompt
 from omniloom.engine.request import Handle
+from omniloom.engine.warm import warm_engine
 from omniloom.errors import EngineError, OmniloomError, QueueFullError
 from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.compiling import compilation_report
@@ -80,6 +81,12 @@ class Omni:
 
     def _start(self, loaded: LoadedPipeline, device: str, parts: Mapping[str, Any]) -> None:
         self._engine = Engine(loaded, self.config.engine, device)
+        try:
+            warmed = warm_engine(self._engine, loaded, self.config.compile.warmup)
+        except BaseException:
+            self._engine.close()
+            loaded.take_back()
+            raise
         self.defaults = folder_defaults(loaded)
         self.tasks = supported_tasks(loaded)
         self._loaded: LoadedPipeline | None = loaded
@@ -100,6 +107,8 @@ class Omni:
         )
         if self.config.compile.granularity != "none":
             self.report.add("compile", functools.partial(compilation_report, loaded))
+        if warmed:
+            self.report.add("compile_warmup", warmed)
 
     def generate(
         self,

@@ -295,21 +295,6 @@ def test_a_second_thread_with_another_request_has_its_own_state(opened: Pipes) -
     assert sorted(seen) == [("first", 3), ("second", 5)]
 
 
-def test_one_graph_per_class_though_blocks_get_slices(tiny_folder: Callable[..., Any]) -> None:
-    """FLUX's first single block gets whole tensors, the others slices of one."""
-    graphs = Graphs()
-    subject = Subject(load(tiny_folder("flux", double=2, single=3)), "flux", graphs)
-    plain = subject.run()
-    subject.compile()
-    assert relative(subject.run(), plain) <= 1e-4
-    report = compile_report(subject.denoisers[0])
-    assert {name: (r.blocks, r.graphs, r.recompiles) for name, r in report.items()} == {
-        "FluxTransformerBlock": (2, 1, 0),
-        "FluxSingleTransformerBlock": (3, 1, 0),
-    }
-    assert len(graphs.graphs) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)

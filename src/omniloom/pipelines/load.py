@@ -12,6 +12,7 @@ import torch
 
 from omniloom.checkpoint.hub import resolve_model
 from omniloom.config import RuntimeConfig, to_plain
+from omniloom.diffusion.hooks.transaction import transaction
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
 from omniloom.pipelines.build import LoadedPipeline, build_pipeline
 from omniloom.pipelines.compiling import compile_denoisers
@@ -88,11 +89,7 @@ def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, Lo
     check_protocol(type(pipe))
     pipe = copy.copy(pipe)  # options must not change the caller's object
     loaded = LoadedPipeline(pipe, family_of(type(pipe).__name__), None, {}, {})
-    try:
-        _set_up(loaded, config)
-    except BaseException:
-        loaded.take_back()
-        raise
+    _set_up(loaded, config)
     return loaded, LoadPlan(None, None, str(pipe.device), str(pipe.dtype).removeprefix("torch."), 0)
 
 
@@ -142,22 +139,41 @@ def _check_memory(loaded: LoadedPipeline, device: str, dtype: str) -> None:
 
 
 def _set_up(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
-    """Apply options that change the prototype: scheduler and VAE modes. What is asked for and not there is an error."""
+    """Apply options that change the prototype: scheduler, VAE modes, compilation. What is asked for and not there is an
+    error, and then every module is as it was: no weights are copied for that, since none of this writes into them.
+    """
     pipe = loaded.pipe
-    scheduler = getattr(pipe, "scheduler", None)
+    before, undo = dict(vars(pipe)), list(loaded.undo)
+    modules = [value for value in pipe.components.values() if isinstance(value, torch.nn.Module)]
+    try:
+        with transaction(*modules, in_place=False):
+            _choose_scheduler(loaded, config)
+            _set_vae_modes(loaded, config)
+            compile_denoisers(loaded, config.compile)
+    except BaseException:
+        vars(pipe).clear()
+        vars(pipe).update(before)
+        loaded.undo[:] = undo
+        raise
+
+
+def _choose_scheduler(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
+    scheduler = getattr(loaded.pipe, "scheduler", None)
     if config.scheduler and scheduler is None:
-        raise ConfigError(f"{type(pipe).__name__} has no scheduler to choose")
+        raise ConfigError(f"{type(loaded.pipe).__name__} has no scheduler to choose")
     if config.scheduler:
-        pipe.scheduler = choose_scheduler(scheduler, config.scheduler, loaded.family)
-    vae = getattr(pipe, "vae", None)
+        loaded.pipe.scheduler = choose_scheduler(scheduler, config.scheduler, loaded.family)
+
+
+def _set_vae_modes(loaded: LoadedPipeline, config: RuntimeConfig) -> None:
+    vae = getattr(loaded.pipe, "vae", None)
     for mode in ("tiling", "slicing"):
         if not getattr(config.vae, mode):
             continue
         enable = getattr(vae, f"enable_{mode}", None)
         if enable is None:
-            raise ConfigError(
-                f"option vae.{mode}: {type(vae).__name__ if vae is not None else type(pipe).__name__} has no {mode}"
-            )
-        enable()
-        loaded.undo.append(getattr(vae, f"disable_{mode}"))
-    compile_denoisers(loaded, config.compile)
+            name = type(loaded.pipe if vae is None else vae).__name__
+            raise ConfigError(f"option vae.{mode}: {name} has no {mode}")
+        if not getattr(vae, f"use_{mode}", False):  # else it is the owner's, and stays
+            enable()
+            loaded.undo.append(getattr(vae, f"disable_{mode}"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from omniloom.diffusion.compile.keys import even, shape_key
+from omniloom.diffusion.compile.keys import shape_key
 
 X = torch.zeros(2, 3, 4)
 
@@ -41,21 +41,3 @@ def test_what_is_equal() -> None:
     with torch.no_grad():
         without = key(X)
     assert without != key(X)
-
-
-def test_a_row_of_a_longer_sequence_has_the_stride_of_a_row() -> None:
-    whole = torch.arange(40.0).view(1, 10, 4)
-    part = whole[:, 6:]
-    assert part.stride() == (40, 4, 1)
-    row = even(part)
-    assert row.stride() == (16, 4, 1) and torch.equal(row, part) and row.data_ptr() == part.data_ptr()
-    for same in (
-        whole,
-        torch.zeros(2, 10, 4)[:, :5],
-        whole.transpose(1, 2),
-        torch.zeros(1),
-        torch.tensor(1.0),
-        3,
-        [part],
-    ):
-        assert even(same) is same

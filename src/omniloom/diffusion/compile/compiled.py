@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
-from omniloom.diffusion.compile.keys import even, shape_key
+from omniloom.diffusion.compile.keys import shape_key
+from omniloom.diffusion.compile.layout import alike, packed, sizes_apart, write_back
 from omniloom.diffusion.compile.record import ClassRecord
 from omniloom.diffusion.compile.watch import graphs_of, guard_text, here, start_watching
 from omniloom.diffusion.hooks.cell import ComputeCell
@@ -48,33 +51,43 @@ class Compiled(Transparent):
             self._outlived()
         if self.cell.compiled is not self:  # another library's wrapper kept it
             return self.cell.original(*args, **kwargs)
-        record = self.record
-        args = tuple([even(value) for value in args])
-        kwargs = {name: even(value) for name, value in kwargs.items()}
+        args = alike(args)
+        kwargs = {name: alike(value) for name, value in kwargs.items()}
         key = shape_key(args, kwargs)
-        known = key in record.seen
-        if not known and (not record.may_compile() or self._limit_reached()):
-            record.fell_back()
+        if key in self.record.seen:
+            return self._compiled(contextlib.nullcontext(), args, kwargs)
+        pack = packed(args, kwargs)
+        if pack is not None and shape_key(*pack[:2]) in self.record.seen:  # to copy costs less than one more graph
+            output = self._compiled(contextlib.nullcontext(), *pack[:2])
+            write_back(pack[2])
+            return output
+        if not self.record.may_compile() or self._limit_reached():
+            self.record.fell_back()
             return self.cell.original(*args, **kwargs)
-        if not known:
-            start_watching()
-        outer, here.record = here.record, record
+        start_watching()
+        return self._compiled(sizes_apart(), args, kwargs, key)
+
+    def _compiled(
+        self, setting: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable | None = None
+    ) -> Any:
+        """Call what is compiled. ``key``: the inputs' shapes, where a graph for them may not be there yet."""
+        outer, here.record = here.record, self.record
         try:
-            output = self.compiled(*args, **kwargs)
+            with setting:
+                output = self.compiled(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, compile_errors()):
                 raise
             cause = underlying(error)
             if cause is not None:
                 raise cause from None
-            output = self._eagerly(error, args, kwargs)
-        else:
-            if not known:
-                record.seen.add(key)
+            return self._eagerly(error, args, kwargs)
         finally:
             here.record = outer
             if here.recompiled and outer is None:
                 self._recompiled()
+        if key is not None:
+            self.record.seen.add(key)
         return output
 
     def _eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

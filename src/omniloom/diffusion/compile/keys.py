@@ -8,19 +8,6 @@ from typing import Any
 import torch
 
 
-def even(value: Any) -> Any:
-    """Return a tensor of one row with the stride that such a row normally has; anything else as it is.
-
-    The stride of a dimension of size 1 says nothing, but dynamo guards it: FLUX hands its single blocks slices of a
-    joined sequence, except the first, and each kind of stride would cost a graph of its own. The memory is the same.
-    """
-    if type(value) is torch.Tensor and value.dim() > 1 and value.shape[0] == 1 and value.is_contiguous():
-        size = value.numel()
-        if value.stride(0) != size:
-            return value.as_strided(value.shape, (size, *value.stride()[1:]))
-    return value
-
-
 def shape_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Return shapes, strides, dtypes and devices of all tensors, values of ints, bools, texts and ``None``, and types.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
 
 
+def _same_items(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> bool:
+    return list(a) == list(b) and all(a[key] is b[key] for key in b)
+
+
 class _Saved:
     """Everything about one module that a setup may change."""
 
@@ -110,8 +114,9 @@ class _Saved:
             del attributes[key]
         attributes.update(self.attributes)
         for key, content in self.contents.items():
-            attributes[key].clear()
-            attributes[key].update(content)
+            if not _same_items(attributes[key], content):  # what did not change may refuse to be written
+                attributes[key].clear()
+                attributes[key].update(content)
         for tensor in self.tensors:
             tensor.restore()
         for cell, original, own, compiled_callable in self.callables:
