@@ -24,6 +24,7 @@ from omniloom.errors import EngineError, OmniloomError, QueueFullError
 from omniloom.pipelines.build import LoadedPipeline
 from omniloom.pipelines.compiling import compilation_report
 from omniloom.pipelines.load import LoadProgress, adopt_pipeline, load_pipeline
+from omniloom.pipelines.quantizing import quantization_report
 from omniloom.pipelines.tasks import supported_tasks
 from omniloom.platform import detect
 from omniloom.report import Report, component_report
@@ -98,7 +99,12 @@ class Omni:
             family=loaded.family.name,
             tasks=self.tasks,
             components={
-                name: component_report(value, loaded.load_seconds.get(name), states.get(name))
+                name: component_report(
+                    value,
+                    loaded.load_seconds.get(name),
+                    states.get(name),
+                    quantization_report(value, loaded.quantization.get(name)),
+                )
                 for name, value in loaded.pipe.components.items()
                 if value is not None
             },

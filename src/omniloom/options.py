@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from omniloom.config import register, register_section
+from omniloom.quantization import build_quant_config
 
 DTYPES = {
     "float32": "float32",
@@ -52,10 +53,8 @@ def _bool(value: Any) -> bool:
     raise ValueError("must be true or false")
 
 
-def _no_quantization(value: Any) -> None:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        return None
-    raise ValueError("this version has no quantization methods; allowed: none")
+def _plain_quantization(config: Any) -> Any:
+    return None if config is None else config.to_dict()
 
 
 register("dtype", default="auto", parse=parse_dtype, help="Compute type: auto, float32, bfloat16 or float16.")
@@ -66,7 +65,14 @@ register(
 register("variant", default=None, parse=_optional_text, help="File variant to load, for instance fp16.")
 register("revision", default=None, parse=_optional_text, help="Branch, tag or commit of a hub id.")
 register("offline", default=False, parse=_bool, help="Use only what is on disk already; never ask the hub.")
-register("quantization_config", default=None, parse=_no_quantization, help="Quantization method or mapping; none.")
+register(
+    "quantization_config",
+    default=None,
+    parse=build_quant_config,
+    help="Quantization method, mapping of its options, or mapping of components to these; none.",
+    aliases=("quantization", "diffusion_quantization_config"),
+    plain=_plain_quantization,
+)
 
 
 @register_section("vae", help="How the VAE decodes: tiling and slicing.")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from omniloom.diffusion.compile import CompilePolicy, compile_model, compile_report
 from tests.diffusion.blocks import Graphs
@@ -35,6 +34,8 @@ class Counted:
             compile_model(net, CompilePolicy(budget=8), backend=self.graphs, dynamic=dynamic)
 
     def run(self, size: tuple[int, int] = (32, 32), seed: Any = 1, **changes: Any) -> dict[str, int]:
+        if self.family.name in ("flux", "z-image"):  # Wan's two experts need their steps, Qwen's schedule two
+            changes["num_inference_steps"] = 1
         run(self.pipe, seed=seed, **self.family.request(size, **changes))
         found: dict[str, int] = {}
         for name, record in itertools.chain(*(compile_report(net).items() for net in self.nets)):
@@ -63,6 +64,7 @@ def test_one_graph_per_kind_of_block(tiny_folder: Callable[..., Any], family: st
         assert counted.several(count, size) == {name: number + more for name, number in KINDS[family].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", KINDS)
 def test_left_to_dynamo_each_kind_costs_one_more(tiny_folder: Callable[..., Any], family: str) -> None:
     """dynamic=None: the first size is compiled as it is, the second anew with sizes left open, and then none."""
@@ -78,10 +80,6 @@ def test_left_to_dynamo_each_kind_costs_one_more(tiny_folder: Callable[..., Any]
 
 def test_as_many_tokens_as_the_model_is_wide(tiny_folder: Callable[..., Any]) -> None:
     """FLUX at 768 by 1024 pixels has 3072 tokens and is 3072 wide. Here: 32 of each."""
-    counted = Counted(tiny_folder, "flux", dynamic=True)
-    for size in ((64, 64), (32, 128), (48, 80)):  # 64, 64 and 60 tokens
-        assert counted.run(size) == KINDS["flux"]
-    torch._dynamo.reset()
     counted = Counted(tiny_folder, "flux", dynamic=True)
     for size in ((32, 64), (64, 64)):  # 32 tokens
         assert counted.run(size) == KINDS["flux"]

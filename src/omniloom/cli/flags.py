@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omniloom.cli.typed import parse_integer, parse_number
+from omniloom.cli.typed import parse_integer, parse_json_or_file, parse_number
 
 _INPUT = "Input"
 _RESULT = "Result"
@@ -89,6 +89,25 @@ Dtype = Annotated[
 ]
 Device = Annotated[
     str | None, _flag("--device", panel=_MODEL, metavar="NAME", help="auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.")
+]
+Quantization = Annotated[
+    str | None,
+    _flag(
+        "--quantization",
+        panel=_MODEL,
+        metavar="NAME",
+        help="Quantization method; omniloom methods lists them, or none.",
+    ),
+]
+QuantizationConfig = Annotated[
+    Any,
+    _flag(
+        "--quantization-config",
+        panel=_MODEL,
+        metavar="JSON|@FILE",
+        help='Method with options, or by component: \'{"transformer": {"method": "fp8"}, "text_encoder": "int8"}\'.',
+        parser=_checked(parse_json_or_file),
+    ),
 ]
 Compile = Annotated[
     str | None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from omniloom.config import load_file
 from omniloom.engine.params import MAX_PIXELS, MAX_SIDE
 from omniloom.errors import ConfigError, RequestError
 
@@ -25,6 +27,19 @@ def parse_number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number") from None
+
+
+def parse_json_or_file(text: str) -> Any:
+    """Return the value of a JSON text, or the mapping in the JSON or YAML file after an ``@``.
+
+    Raises ``ValueError`` for a text that is no JSON, ``ConfigError`` for a file that cannot be used.
+    """
+    if text.startswith("@"):
+        return load_file(text[1:])
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not valid JSON ({error}); give JSON in quotes, or @FILE") from None
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from omniloom.pipelines.components import make_component
+from omniloom.pipelines.components import Quantizer, make_component
 from omniloom.pipelines.families import family_of
 from omniloom.pipelines.family import Family
 from omniloom.pipelines.index import check_index, read_defaults, read_index, required_arguments
+from omniloom.quantization.methods import QuantizationConfig
 
 Progress = Callable[[str, int, int], None]  # component, bytes done, bytes in all
 
@@ -34,6 +35,7 @@ class LoadedPipeline:
     defaults: dict[str, Any]
     load_seconds: dict[str, float]
     needed_bytes: int = 0
+    quantization: dict[str, Any] = dataclasses.field(default_factory=dict)  # component -> ComponentQuantization
     siblings: dict[Any, Any] = dataclasses.field(default_factory=dict)
     undo: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
 
@@ -62,8 +64,12 @@ def build_pipeline(
     progress: Progress | None = None,
     sources: Mapping[str, Any] | None = None,
     before_reading: Callable[[LoadedPipeline], None] | None = None,
+    quantization: Mapping[str, QuantizationConfig | None] | None = None,
+    given: str = "quantization_config",
 ) -> LoadedPipeline:
     """Build the pipeline in ``folder``. ``sources``: component name -> tensor source that replaces its own files.
+
+    ``quantization``: the config of each component that is quantized; ``given``: where the user wrote it.
 
     Plan, then act: the whole pipeline is built without weights, every key and shape is checked, ``before_reading`` may
     look at it and raise; only then are tensors read. Raises ``ModelError`` or ``CheckpointError``.
@@ -77,19 +83,35 @@ def build_pipeline(
     for spec in index.components:
         source = (sources or {}).get(spec.name)
         components[spec.name] = make_component(
-            spec, dtype=dtype, variant=index.variant_of(spec, variant), source=source
+            spec,
+            dtype=dtype,
+            variant=index.variant_of(spec, variant),
+            source=source,
+            quantizer=_quantizer((quantization or {}).get(spec.name), spec.name, given),
         )
         values[spec.name] = components[spec.name].value
     pipe = cls(**values)
     pipe.register_to_config(_name_or_path=str(folder))
     needed = sum(component.needed_bytes(device) for component in components.values())
     loaded = LoadedPipeline(pipe, family_of(cls.__name__), folder, read_defaults(folder), {}, needed)
+    loaded.quantization = {name: part.quantization for name, part in components.items() if part.quantization}
     if before_reading is not None:
         before_reading(loaded)
     for name, component in components.items():
         component.fill(device, _counter(progress, name, component.nbytes))
         loaded.load_seconds[name] = component.seconds
     return loaded
+
+
+def _quantizer(config: QuantizationConfig | None, name: str, given: str) -> Quantizer | None:
+    if config is None:
+        return None
+    from omniloom.pipelines.quantizing import plan_quantization
+
+    def plan(model: torch.nn.Module, tensors: Any, source: Any, where: str) -> Any:
+        return plan_quantization(model, tensors, source, config, component=name, where=where, given=given)
+
+    return plan
 
 
 def _counter(progress: Progress | None, name: str, total: int) -> Callable[[int], None] | None:

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,13 @@ from omniloom.pipelines.construct import empty_diffusers_model, empty_transforme
 from omniloom.pipelines.tensor_plan import TensorPlan, check, needed_bytes, plan_diffusers, plan_transformers
 from omniloom.pipelines.weights import fill, meta_leftovers
 
+if TYPE_CHECKING:
+    from omniloom.pipelines.quantizing import ComponentQuantization
+
 Progress = Callable[[int], None]
+QUANTIZATION_KEY = "quantization_config"  # of config.json; the libraries' own quantizers must not act on it
+# (model without weights, plan, source, where) -> what will be quantized; called before keys and shapes are checked
+Quantizer = Callable[[torch.nn.Module, TensorPlan, Any, str], "ComponentQuantization"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +81,19 @@ class Component:
         self.seconds = seconds
         self.nbytes = filling.source.nbytes if filling else 0
         self._filling = filling
+        self._quantization = filling.quantization if filling else None
+
+    @property
+    def quantization(self) -> ComponentQuantization | None:
+        """What is quantized in it."""
+        return self._quantization
 
     def needed_bytes(self, device: str | torch.device) -> int:
         """Return the bytes of weights that get memory of their own on ``device`` (the others are mapped)."""
-        return needed_bytes(self._filling.plan, self._filling.source, device) if self._filling else 0
+        if self._filling is None:
+            return 0
+        made = self._quantization.needed_bytes if self._quantization else 0
+        return made + needed_bytes(self._filling.plan, self._filling.source, device)
 
     def fill(self, device: str | torch.device = "cpu", progress: Progress | None = None) -> None:
         """Read the weights. Raises ``CheckpointError``; a second call does nothing."""
@@ -97,6 +112,7 @@ class Filling:
     source: Any
     owned: bool
     where: str
+    quantization: ComponentQuantization | None = None
 
     def run(self, model: torch.nn.Module, device: str | torch.device, progress: Progress | None) -> None:
         """Fill ``model`` and let go of the files."""
@@ -110,51 +126,71 @@ class Filling:
 
 
 def make_component(
-    spec: ComponentSpec, *, dtype: torch.dtype, variant: str | None = None, source: Any | None = None
+    spec: ComponentSpec,
+    *,
+    dtype: torch.dtype,
+    variant: str | None = None,
+    source: Any | None = None,
+    quantizer: Quantizer | None = None,
 ) -> Component:
     """Build one component; a module without its weights, which come from ``source`` (default: its own folder).
 
-    Raises ``ModelError`` (class, config) or ``CheckpointError`` (files, keys, shapes).
+    ``quantizer``: what plans the quantization of a module. Raises ``ModelError`` (class, config), ``CheckpointError``
+    (files, keys, shapes) or ``ConfigError`` (a quantization that does not fit them).
     """
     start = time.perf_counter()
     cls = spec.resolve()
     if not spec.is_model():
         return Component(_load_without_weights(cls, spec), None, time.perf_counter() - start)
-    model, filling = _make_model(cls, spec.folder, dtype, variant, source)
+    model, filling = _make_model(cls, spec.folder, dtype, variant, source, quantizer)
     return Component(model, filling, time.perf_counter() - start)
 
 
 def load_model(cls: type, folder: Path, *, dtype: torch.dtype, device: str | torch.device = "cpu") -> torch.nn.Module:
     """Build and fill ``cls`` (a diffusers or transformers model class) from ``folder``."""
-    model, filling = _make_model(cls, folder, dtype, None, None)
+    model, filling = _make_model(cls, folder, dtype)
     filling.run(model, device, None)
     return model
 
 
 def _make_model(
-    cls: type, folder: Path, dtype: torch.dtype, variant: str | None, given: Any | None
+    cls: type,
+    folder: Path,
+    dtype: torch.dtype,
+    variant: str | None = None,
+    given: Any | None = None,
+    quantizer: Quantizer | None = None,
 ) -> tuple[torch.nn.Module, Filling]:
+    source: Any = given or TensorSource(find_weights(folder, variant=variant))
+    where = getattr(given, "file", str(folder))
+    model, plan = empty_model(cls, folder, dtype, source)
+    quantization = quantizer(model, plan, source, where) if quantizer else None
+    check(model, plan, source, where)
+    if quantization is not None:
+        quantization.apply(model, plan, dtype)
+    return model, Filling(plan, source, given is None, where, quantization)
+
+
+def empty_model(cls: type, folder: Path, dtype: torch.dtype, source: Any) -> tuple[torch.nn.Module, TensorPlan]:
+    """Build ``cls`` without weights from ``folder``'s config, and plan which tensors of ``source`` it is made of."""
     import diffusers
     from transformers import PreTrainedModel
 
-    source: Any = given or TensorSource(find_weights(folder, variant=variant))
-    where = getattr(given, "file", str(folder))
     model: torch.nn.Module
     if issubclass(cls, diffusers.ModelMixin):
-        model = empty_diffusers_model(cls, _read_config(folder), dtype)
-        plan = plan_diffusers(model, source.names(), dtype)
-    elif issubclass(cls, PreTrainedModel):
+        config = {key: value for key, value in read_json(folder / "config.json").items() if key != QUANTIZATION_KEY}
+        model = empty_diffusers_model(cls, config, dtype)
+        return model, plan_diffusers(model, source.names(), dtype)
+    if issubclass(cls, PreTrainedModel):
         model = empty_transformers_model(cls, copy.deepcopy(_transformers_config(cls, folder)), dtype)
         plan = plan_transformers(model, source.names(), dtype)
         _load_generation_config(model, folder)
-    else:
-        raise ModelError(f"{cls.__module__}.{cls.__name__} is neither a diffusers nor a transformers model")
-    check(model, plan, source, where)
-    return model, Filling(plan, source, given is None, where)
+        return model, plan
+    raise ModelError(f"{cls.__module__}.{cls.__name__} is neither a diffusers nor a transformers model")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a config file. Raises ``ModelError`` if there is none."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -167,9 +203,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _transformers_config(cls: Any, folder: Path) -> Any:
-    _read_config(folder)
+    read_json(folder / "config.json")
     try:
-        return cls.config_class.from_pretrained(folder)
+        config = cls.config_class.from_pretrained(folder)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        return config
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from omniloom.diffusion.hooks.transaction import transaction
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
 from omniloom.pipelines.build import LoadedPipeline, build_pipeline
 from omniloom.pipelines.compiling import compile_denoisers
+from omniloom.pipelines.components import read_json
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
-from omniloom.pipelines.index import check_protocol, read_index
+from omniloom.pipelines.index import PipelineIndex, check_protocol, read_index
 from omniloom.pipelines.schedulers import choose_scheduler
 from omniloom.pipelines.single_file import transformer_source
 from omniloom.platform import default_device, recommended_dtype
 from omniloom.platform.memory import available_bytes
+from omniloom.quantization.resolve import ComponentFacts, resolve_components
 
+log = logging.getLogger(__name__)
 LoadProgress = Callable[[str, int, int], Any]
 SINGLE_FILE_COMPONENT = "transformer"  # what a single-file model stands for in its base folder
 
@@ -57,6 +61,7 @@ def load_pipeline(
     folder, file = _locate(model, config)
     index = read_index(folder)
     device, dtype = _device_and_dtype(config)
+    given = "--quantization" if config.source("quantization_config") == "cli" else "quantization_config"
 
     def set_up(loaded: LoadedPipeline) -> None:
         _check_memory(loaded, device, dtype)
@@ -73,6 +78,8 @@ def load_pipeline(
         progress=progress,
         sources=sources,
         before_reading=set_up,
+        quantization=_quantization(index, file, config.quantization_config, given),
+        given=given,
     )
     return loaded, LoadPlan(str(folder), str(file) if file else None, device, dtype, loaded.needed_bytes)
 
@@ -83,6 +90,11 @@ def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, Lo
 
     if not isinstance(pipe, diffusers.DiffusionPipeline):
         raise ModelError(f"from_pipeline takes a diffusers pipeline object, not a {type(pipe).__name__}")
+    if config.quantization_config is not None:
+        raise ConfigError(
+            "option 'quantization_config' cannot be used with from_pipeline: quantize the pipeline's modules before, "
+            "with omniloom.quantization.quantize_(pipe.transformer, config)"
+        )
     for key in ("dtype", "device", "base", "variant", "revision"):
         if config.source(key) != "default":
             raise ConfigError(f"option {key!r} cannot be used with from_pipeline: the pipeline object keeps its own")
@@ -126,6 +138,20 @@ def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     if not there.get(device.split(":")[0], lambda: True)():
         raise ConfigError(f"device {device!r} is not available here; see: omniloom check")
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
+
+
+def _quantization(index: PipelineIndex, file: Path | None, config: Any, given: str) -> dict[str, Any]:
+    """Return the quantization config of each component, from what the user and the checkpoints' own configs say."""
+    denoisers = family_of(index.pipeline_class).denoisers
+    facts = []
+    for spec in index.components:
+        if not spec.is_model():
+            continue
+        path = spec.folder / "config.json"
+        own_files = file is None or spec.name != SINGLE_FILE_COMPONENT
+        disk = read_json(path).get("quantization_config") if own_files and path.is_file() else None
+        facts.append(ComponentFacts(spec.name, spec.name in denoisers, disk, str(path)))
+    return resolve_components(config, facts, given=given, note=log.warning)
 
 
 def _check_memory(loaded: LoadedPipeline, device: str, dtype: str) -> None:

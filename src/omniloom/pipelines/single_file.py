@@ -65,9 +65,10 @@ class TensorDict:
         dtype_of: Callable[[str], torch.dtype | None] | None = None,
         device: Any = "cpu",
         progress: Callable[[int], None] | None = None,
-        **reading: Any,
+        prefer: str = "map",
+        in_flight: int = 0,
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors one by one and let go of each; nothing is read ahead, whatever ``reading`` asks for."""
+        """Yield tensors one by one and let go of each; nothing is read ahead."""
         for name in names:
             size = self._tensors[name].nbytes
             tensor = self.read(name, dtype=dtype_of(name) if dtype_of else None, device=device)

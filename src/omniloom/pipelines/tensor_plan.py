@@ -30,7 +30,14 @@ class Source(Protocol):
     def read(self, name: str, *, dtype: torch.dtype | None, device: Any, prefer: Any) -> torch.Tensor: ...
 
     def load_many(
-        self, names: list[str], *, dtype_of: Any, device: Any, progress: Progress | None, **reading: Any
+        self,
+        names: Any,
+        *,
+        dtype_of: Any = ...,
+        device: Any = ...,
+        progress: Any = ...,
+        prefer: Any = ...,
+        in_flight: Any = ...,
     ) -> Iterable[tuple[str, torch.Tensor]]: ...
 
 
@@ -45,6 +52,10 @@ class Conversion:
     def names(self) -> list[str]:
         """Return the checkpoint names in the order they are collected."""
         return [name for names in self.sources.values() for name in names]
+
+    def fresh(self) -> Conversion:
+        """Return a copy that has not collected any tensors."""
+        return Conversion(self.first_target, copy.deepcopy(self.converter), self.sources)
 
 
 @dataclasses.dataclass

@@ -40,7 +40,7 @@ def fill(
     _encode(plan, source, device, progress)
     _take_stored(plan, source, device, progress)
     for conversion in plan.conversions:
-        for target, tensor in _convert(model, conversion, source, plan.dtypes, device).items():
+        for target, tensor in convert(model, conversion, source, plan.dtypes, device).items():
             if target in plan.encode:
                 plan.encode[target](tensor)
             else:
@@ -108,9 +108,10 @@ def meta_leftovers(model: torch.nn.Module) -> list[str]:
     return found
 
 
-def _convert(
+def convert(
     model: Any, conversion: Conversion, source: Source, dtypes: Mapping[str, torch.dtype | None], device: Any
 ) -> dict[str, torch.Tensor]:
+    """Return the tensors that a conversion makes of its sources, by parameter name."""
     dtype = dtypes.get(conversion.first_target)
     for pattern, names in conversion.sources.items():
         for name in names:

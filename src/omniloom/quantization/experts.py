@@ -100,6 +100,11 @@ class ExpertStack(FieldModule):
             self.set_field(name, tensor)
 
     @property
+    def fields(self) -> Fields:
+        """The stored tensors by name, those of all experts together."""
+        return {name: self._buffers[name] for name in self.field_specs()}  # type: ignore[misc]
+
+    @property
     def shape(self) -> torch.Size:
         """As the Parameter's: (E, N, K), or (E, K, N) if transposed."""
         rows, columns = self.matrix

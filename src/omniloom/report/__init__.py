@@ -16,7 +16,8 @@ class ComponentReport:
     """One component. ``parameters``: elements; ``bytes``: of parameters and buffers, shared storages counted once.
 
     ``dtype``: the storage dtype of most bytes; ``dtypes``: bytes by dtype. Components without weights have the class,
-    ``load_seconds`` and ``call_state`` only. ``call_state``: "copy", "exclusive" or "concurrent".
+    ``load_seconds`` and ``call_state`` only. ``call_state``: "copy", "exclusive" or "concurrent". ``quantization``: of a
+    quantized component, its method, layers, codecs, kernels and bytes before and after; put beside the other keys.
     """
 
     class_name: str
@@ -27,11 +28,13 @@ class ComponentReport:
     device: str | None = None
     load_seconds: float | None = None
     call_state: str | None = None
+    quantization: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types; the class is under ``class``."""
         plain = to_plain(self)
-        return {"class": plain.pop("class_name"), **plain}
+        quantization = plain.pop("quantization")
+        return {"class": plain.pop("class_name"), **plain, **quantization}
 
 
 class Report:
@@ -53,9 +56,17 @@ class Report:
         return {key: _plain(value) for key, value in self._parts.items()}
 
 
-def component_report(value: Any, load_seconds: float | None, call_state: str | None) -> ComponentReport:
-    """Measure one component that is loaded."""
+def component_report(
+    value: Any, load_seconds: float | None, call_state: str | None, quantization: dict[str, Any] | None = None
+) -> ComponentReport:
+    """Measure one component that is loaded.
+
+    ``quantization``: what its own report says; ``prepared_bytes`` (of operands that kernels made, by which the bytes
+    grow) and ``matrix_elements`` (of matrices that are stored as codes) are taken into the figures.
+    """
     name = type(value).__name__
+    more = dict(quantization or {})
+    prepared, matrices = more.pop("prepared_bytes", 0), more.pop("matrix_elements", 0)
     if not hasattr(value, "parameters"):
         return ComponentReport(name, load_seconds=load_seconds, call_state=call_state)
     parameters = list(value.parameters())
@@ -68,15 +79,21 @@ def component_report(value: Any, load_seconds: float | None, call_state: str | N
         seen.add(storage)
         key = str(tensor.dtype).removeprefix("torch.")
         by_dtype[key] = by_dtype.get(key, 0) + tensor.nbytes
+    if prepared:
+        by_dtype["packed"] = prepared
+    total = sum(by_dtype.values())
+    if more:
+        more["bytes_after"] = total
     return ComponentReport(
         name,
-        parameters=sum(p.numel() for p in parameters),
-        bytes=sum(by_dtype.values()),
+        parameters=sum(p.numel() for p in parameters) + matrices,
+        bytes=total,
         dtype=max(by_dtype, key=by_dtype.__getitem__) if by_dtype else None,
         dtypes=by_dtype,
         device=str(parameters[0].device) if parameters else None,
         load_seconds=load_seconds,
         call_state=call_state,
+        quantization=more,
     )
 
 

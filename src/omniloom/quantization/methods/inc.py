@@ -9,11 +9,30 @@ from omniloom.quantization.methods.base import QuantizationConfig, check_strings
 
 _NAMES = {"weight_bits": "bits", "to_quant_block_names": "block_name_to_quantize", "symmetric": "sym"}
 # What AutoRound writes about how it tuned the weights; of no use to a reader.
-_TUNING = (
-    "amp autoround_version batch_size dataset device enable_minmax_tuning enable_norm_bias_tuning "
-    "enable_quanted_input enable_torch_compile export_format gradient_accumulate_steps iters low_gpu_mem_usage lr "
-    "minmax_lr nsamples quant_lm_head scale_dtype seed seqlen super_bits super_group_size"
-).split()
+_TUNING = [
+    "amp",
+    "autoround_version",
+    "batch_size",
+    "dataset",
+    "device",
+    "enable_minmax_tuning",
+    "enable_norm_bias_tuning",
+    "enable_quanted_input",
+    "enable_torch_compile",
+    "export_format",
+    "gradient_accumulate_steps",
+    "iters",
+    "low_gpu_mem_usage",
+    "lr",
+    "minmax_lr",
+    "nsamples",
+    "quant_lm_head",
+    "scale_dtype",
+    "seed",
+    "seqlen",
+    "super_bits",
+    "super_group_size",
+]
 
 
 @method_config

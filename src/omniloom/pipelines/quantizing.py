@@ -1,0 +1,207 @@
+"""Quantizing a component while its weights are read, or taking it as its files have it quantized already."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from omniloom.errors import CheckpointError, ConfigError, ModelError
+from omniloom.pipelines.tensor_plan import Source, Stored, TensorPlan
+from omniloom.quantization.convert import make_shells
+from omniloom.quantization.experts import ExpertStack
+from omniloom.quantization.layouts import native
+from omniloom.quantization.linear import QuantizedLinear
+from omniloom.quantization.methods import QuantizationConfig
+from omniloom.quantization.methods.base import OnlineConfig
+from omniloom.quantization.rules import Selection, select_layers
+from omniloom.quantization.scheme import LayerScheme
+
+log = logging.getLogger(__name__)
+_WIDE = 16  # bits from which on a stored number is no code
+
+
+@dataclasses.dataclass
+class ComponentQuantization:
+    """What is quantized in one component, how, and what it saves.
+
+    ``bytes_before``: of the component in its compute dtype. ``needed_bytes``: of the fields that are made here.
+    """
+
+    config: QuantizationConfig
+    selection: Selection
+    bytes_before: int
+    needed_bytes: int
+    kernels: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def apply(self, model: torch.nn.Module, plan: TensorPlan, dtype: torch.dtype) -> None:
+        """Replace the chosen layers by quantized ones without values, and let ``plan`` hand the values over."""
+        make_shells(model, self.selection.quantized, dtype)
+        for path in self.selection.quantized:
+            layer = model.get_submodule(path)
+            target = _parameter(layer, path)
+            layer.compute_dtype = plan.dtypes.get(target) or dtype
+            if target in plan.stored:
+                plan.stored[target].take = _taker_of_fields(layer)
+            else:
+                plan.encode[target] = _encoder(layer)
+            plan.missing.discard(target)
+
+
+def plan_quantization(
+    model: torch.nn.Module,
+    plan: TensorPlan,
+    source: Source,
+    config: QuantizationConfig,
+    *,
+    component: str,
+    where: str,
+    given: str,
+) -> ComponentQuantization:
+    """Choose the layers of an empty ``model`` and take their tensors out of ``plan``'s ordinary ones.
+
+    Raises ``ConfigError`` or ``CheckpointError`` where config and files contradict each other, before a tensor is read.
+    ``given``: what the user typed the config into.
+    """
+    before = _dense_bytes(model, plan)
+    if not isinstance(config, OnlineConfig):
+        raise ModelError(f"{where}: weights of quantization method {config.method!r} cannot be loaded yet")
+    if config.serialized:
+        selection = _stored_layers(model, plan, source, config, where)
+        return ComponentQuantization(config, selection, before, 0)
+    config.check_online()
+    _refuse_codes(plan, source, config, where, given)
+    selection = select_layers(model, config, component=component)
+    for entry in selection.unmatched:
+        log.warning("%s: the entry %r of the list of ignored layers matches no layer of %s", given, entry, component)
+    state = model.state_dict()
+    needed = 0
+    for path, scheme in selection.quantized.items():
+        shape = state[path if path in state else f"{path}.weight"].shape
+        needed += math.prod(shape[:-2]) * scheme.codec.nbytes((shape[-2], shape[-1]))
+    return ComponentQuantization(config, selection, before, needed)
+
+
+def quantization_report(model: Any, record: ComponentQuantization | None) -> dict[str, Any]:
+    """Return what the report says of a component: method, layers, codecs, kernels, bytes; empty if it is dense."""
+    from omniloom.quantization.prepared import prepare_kernels
+
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    layers = {path: m for path, m in model.named_modules() if isinstance(m, (QuantizedLinear, ExpertStack))}
+    if not layers:
+        return {}
+    kernels = prepare_kernels(model)
+    if stacks := sum(isinstance(layer, ExpertStack) for layer in layers.values()):
+        kernels["experts"] = stacks
+    codecs: dict[str, int] = {}
+    hidden = parameters = 0
+    for layer in layers.values():
+        name = layer.scheme.codec.name
+        codecs[name] = codecs.get(name, 0) + 1
+        parameters += math.prod(layer.shape)
+        if isinstance(layer, QuantizedLinear) and layer.prepared is not None:
+            hidden += layer.prepared.nbytes
+    return {
+        "method": record.config.method if record else None,
+        "quantized_layers": sorted(layers),
+        "skipped_layers": dict(record.selection.skipped) if record else {},
+        "codecs": codecs,
+        "kernels": kernels,
+        "bytes_before": record.bytes_before if record else None,
+        "prepared_bytes": hidden,
+        "matrix_elements": parameters,
+    }
+
+
+def _parameter(layer: Any, path: str) -> str:
+    return f"{path}.weight" if isinstance(layer, QuantizedLinear) else path
+
+
+def _dense_bytes(model: torch.nn.Module, plan: TensorPlan) -> int:
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # tied ones once
+    return sum(t.numel() * (plan.dtypes.get(name) or t.dtype).itemsize for name, t in named.items())
+
+
+def _encoder(layer: Any) -> Callable[[torch.Tensor], None]:
+    def encode(dense: torch.Tensor) -> None:
+        if isinstance(layer, ExpertStack):
+            made = ExpertStack.from_dense(dense, layer.scheme, transposed=layer.transposed)
+            layer.set_fields(made.fields)
+            return
+        layer.set_fields(layer.scheme.codec.encode(dense))
+        layer.prepare_kernel()
+
+    return encode
+
+
+def _taker_of_fields(layer: Any) -> Callable[[dict[str, torch.Tensor]], None]:
+    stack = isinstance(layer, ExpertStack)
+
+    def take(tensors: dict[str, torch.Tensor]) -> None:
+        fields = native.from_tensors(layer.scheme.codec, tensors, stack)
+        specs = layer.field_specs()
+        layer.set_fields({name: tensor.reshape(specs[name].shape) for name, tensor in fields.items()})
+        if not stack:
+            layer.prepare_kernel()
+
+    return take
+
+
+def _refuse_codes(plan: TensorPlan, source: Source, config: QuantizationConfig, where: str, given: str) -> None:
+    """Raise ``ConfigError`` if the files hold quantized weights: their codes would be quantized a second time."""
+    names = [*plan.direct.values(), *(name for conversion in plan.conversions for name in conversion.names())]
+    for name in names:
+        info = source.info(name)
+        if info.torch_dtype.itemsize * 8 < _WIDE and info.torch_dtype != torch.bool and name.endswith("weight"):
+            raise ConfigError(
+                f"{given} asks for {config.method!r}, which quantizes dense weights, but {name!r} in {where} is stored "
+                f"as {info.dtype}: the weights are quantized already; leave {given} out, or use the dense checkpoint"
+            )
+
+
+def _stored_layers(
+    model: torch.nn.Module, plan: TensorPlan, source: Source, config: QuantizationConfig, where: str
+) -> Selection:
+    """Return the layers that the files hold quantized; their tensors move from ``plan.direct`` to ``plan.stored``."""
+    state = model.state_dict()
+    names = set(source.names())
+    quantized: dict[str, LayerScheme] = {}
+    skipped: dict[str, str] = {}
+    for target, name in list(plan.direct.items()):
+        shape = tuple(state[target].shape)
+        path, _, leaf = target.rpartition(".")
+        stack = leaf != "weight" and len(shape) == 3
+        if not stack and not (leaf == "weight" and isinstance(model.get_submodule(path), torch.nn.Linear)):
+            continue
+        beside = {suffix: native.stored_name(name, suffix) for suffix in native.known_suffixes()}
+        found = {suffix: stored for suffix, stored in beside.items() if stored in names}
+        if not found:
+            if not stack:
+                skipped[path] = f"dense in {where}"
+            continue
+        path = target if stack else path
+        scheme = config.scheme(path, (shape[-2], shape[-1]))
+        found[""] = name
+        if not stack:
+            shapes = {suffix: tuple(source.info(stored).shape) for suffix, stored in found.items()}
+            codec = native.stored_codec(scheme.codec, (shape[0], shape[1]), shapes, name)
+            scheme = dataclasses.replace(scheme, codec=codec)
+        quantized[path] = scheme
+        del plan.direct[target]
+        plan.unexpected -= set(found.values())
+        plan.stored[target] = Stored({stored: suffix for suffix, stored in found.items()}, _not_set)
+    if not quantized:
+        raise CheckpointError(
+            f"{where}: the config says that the weights are quantized with {config.method!r}, but the files have no "
+            "such layer: remove quantization_config from config.json, or use the quantized files"
+        )
+    return Selection(quantized, skipped, ())
+
+
+def _not_set(tensors: dict[str, torch.Tensor]) -> None:
+    raise RuntimeError("the layer that takes these tensors was never made")

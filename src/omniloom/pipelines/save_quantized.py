@@ -1,0 +1,188 @@
+"""Writing a quantized copy of a pipeline folder: streaming, and whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omniloom.checkpoint import TensorSource, find_weights
+from omniloom.checkpoint.names import DIFFUSERS_BASE, TRANSFORMERS_BASE, scan
+from omniloom.checkpoint.write import MAX_SHARD_BYTES, ShardWriter
+from omniloom.errors import ConfigError, EngineError
+from omniloom.pipelines.components import ComponentSpec, empty_model, read_json
+from omniloom.pipelines.index import PipelineIndex, check_index
+from omniloom.pipelines.quantizing import ComponentQuantization, plan_quantization
+from omniloom.pipelines.tensor_plan import TensorPlan, check
+from omniloom.pipelines.weights import convert
+from omniloom.quantization.experts import ExpertStack
+from omniloom.quantization.layouts import native
+from omniloom.quantization.methods import QuantizationConfig
+from omniloom.quantization.scheme import LayerScheme
+
+Progress = Callable[[str, int, int], Any]
+
+
+def save_quantized(
+    index: PipelineIndex,
+    configs: dict[str, QuantizationConfig | None],
+    out: Path,
+    *,
+    given: str,
+    progress: Progress | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, ComponentQuantization]:
+    """Write the pipeline to the new folder ``out`` with the components of ``configs`` quantized; return what was done.
+
+    Everything is checked before anything is written. Dense tensors stay as they are stored. Raises ``ConfigError`` if
+    nothing is to be quantized or ``out`` is there already, and what loading the model would raise.
+    """
+    check_index(index, None)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give the name of a new folder")
+    chosen = {name: config for name, config in configs.items() if config is not None}
+    if not chosen:
+        raise ConfigError("nothing to quantize: give a method, for example --quantization fp8")
+    parts = {spec.name: _Part(spec, chosen[spec.name], given) for spec in index.components if spec.name in chosen}
+    with _whole(out) as folder:
+        for entry in sorted(index.folder.iterdir()):
+            if entry.name.startswith("."):
+                continue
+            if entry.name in parts:
+                parts[entry.name].write(folder / entry.name, progress, max_shard_bytes)
+            elif entry.is_dir():
+                shutil.copytree(entry, folder / entry.name)
+            else:
+                shutil.copy(entry, folder / entry.name)
+    return {name: part.quantization for name, part in parts.items()}
+
+
+class _Part:
+    """One component that gets quantized: planned, then written."""
+
+    def __init__(self, spec: ComponentSpec, config: QuantizationConfig, given: str) -> None:
+        self.spec, self.config = spec, config
+        self.cls = spec.resolve()
+        self.source = TensorSource(find_weights(spec.folder))
+        where = str(spec.folder)
+        self.model: Any
+        self.model, self.plan = empty_model(self.cls, spec.folder, torch.float32, self.source)
+        if config.serialized:
+            raise ConfigError(f"{where}: the weights are quantized with {config.method!r} already")
+        self.quantization = plan_quantization(
+            self.model, self.plan, self.source, config, component=spec.name, where=where, given=given
+        )
+        check(self.model, self.plan, self.source, where)
+
+    def write(self, folder: Path, progress: Progress | None, max_shard_bytes: int) -> None:
+        folder.mkdir()
+        weights = {file for kind in scan(self.spec.folder) for file in (kind.index, kind.single, *kind.shards)}
+        for entry in self.spec.folder.iterdir():
+            if entry.is_file() and entry.name not in weights and entry.name != "config.json":
+                shutil.copy(entry, folder / entry.name)
+        config = read_json(self.spec.folder / "config.json")
+        config["quantization_config"] = native.disk_config(self.config, self.quantization.selection.skipped)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        diffusers = "_class_name" in config
+        base = DIFFUSERS_BASE if diffusers else TRANSFORMERS_BASE
+        total, done = self.source.nbytes, 0
+        with self.source, ShardWriter(folder, base, self._specs(), max_shard_bytes) as writer:
+            for target, tensor, read in self._tensors():
+                scheme = self._scheme(target)
+                for suffix, part in (
+                    {"": tensor} if scheme is None else _stored(scheme, self.model, target, tensor)
+                ).items():
+                    writer.write(native.stored_name(target, suffix), part)
+                del tensor
+                done += read
+                if progress:
+                    progress(self.spec.name, done, total)
+
+    def _scheme(self, target: str) -> LayerScheme | None:
+        quantized = self.quantization.selection.quantized
+        return quantized.get(target) or quantized.get(target.removesuffix(".weight"))
+
+    def _specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        specs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for target, dtype, shape in _dense_specs(self.model, self.plan, self.source):
+            scheme = self._scheme(target)
+            if scheme is None:
+                specs[target] = (dtype, shape)
+                continue
+            rows, columns = _matrix(self.model, target, shape)
+            experts = shape[0] if len(shape) == 3 else None
+            for suffix, spec in native.stored_specs(scheme.codec, (rows, columns), experts).items():
+                specs[native.stored_name(target, suffix)] = spec
+        return specs
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor, int]]:
+        """Yield (parameter, dense tensor as stored, bytes read), with at most two tensors in memory."""
+        targets: dict[str, list[str]] = {}
+        for target, name in self.plan.direct.items():
+            targets.setdefault(name, []).append(target)
+        largest = max((self.source.info(name).nbytes for name in targets), default=0)
+        for name, tensor in self.source.load_many(list(targets), prefer="read", in_flight=largest):
+            for number, target in enumerate(targets[name]):
+                yield target, tensor, 0 if number else tensor.nbytes
+            del tensor
+        for conversion in self.plan.conversions:
+            read = sum(self.source.info(name).nbytes for name in conversion.names())
+            made = convert(self.model, conversion, self.source, {}, "cpu")
+            for number, (target, tensor) in enumerate(made.items()):
+                yield target, tensor.contiguous(), 0 if number else read
+
+
+def _dense_specs(
+    model: torch.nn.Module, plan: TensorPlan, source: Any
+) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Yield what is in the files, under the model's names. Results of conversions are in the type of their sources."""
+    state = model.state_dict()
+    for target, name in plan.direct.items():
+        yield target, source.info(name).torch_dtype, tuple(state[target].shape)
+    for conversion in plan.conversions:
+        dtype = source.info(conversion.names()[0]).torch_dtype
+        if len(conversion.converter.target_patterns) == 1:
+            yield conversion.first_target, dtype, tuple(state[conversion.first_target].shape)
+        else:  # only the conversion itself knows the names of its results
+            for target, tensor in convert(model, conversion.fresh(), source, {}, "cpu").items():
+                yield target, dtype, tuple(tensor.shape)
+
+
+def _matrix(model: torch.nn.Module, target: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (N, K) of a weight, or of each matrix of a stack, which some models store the other way round."""
+    rows, columns = shape[-2:]
+    return (columns, rows) if len(shape) == 3 and _transposed(model, target) else (rows, columns)
+
+
+def _transposed(model: torch.nn.Module, target: str) -> bool:
+    return bool(getattr(model.get_submodule(target.rpartition(".")[0]), "is_transposed", False))
+
+
+def _stored(scheme: LayerScheme, model: torch.nn.Module, target: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    if tensor.dim() == 3:
+        stack = ExpertStack.from_dense(tensor, scheme, transposed=_transposed(model, target))
+        return native.to_tensors(scheme.codec, stack.matrix, stack.fields, tensor.dtype, stack=True)
+    return native.to_tensors(scheme.codec, tuple(tensor.shape), scheme.codec.encode(tensor), tensor.dtype)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """Give a folder that takes the place of ``out`` at the end, and is gone if anything fails."""
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if out.exists():
+            out.rmdir()  # empty: checked before
+        os.replace(temporary, out)
+    except OSError as error:
+        raise EngineError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
