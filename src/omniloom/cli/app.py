@@ -15,6 +15,7 @@ from omniloom.cli.check import check
 from omniloom.cli.generate import generate
 from omniloom.cli.inspect import inspect
 from omniloom.cli.models import models
+from omniloom.cli.quantize import quantize
 from omniloom.cli.show import styled
 from omniloom.errors import OmniloomError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(quantize)
 app.command()(inspect)
 app.command()(models)
 app.command()(check)

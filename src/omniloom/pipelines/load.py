@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,15 @@ from omniloom.diffusion.hooks.transaction import transaction
 from omniloom.errors import ConfigError, MemoryLimitError, ModelError
 from omniloom.pipelines.build import LoadedPipeline, build_pipeline
 from omniloom.pipelines.compiling import compile_denoisers
-from omniloom.pipelines.components import read_json
 from omniloom.pipelines.demo import demo_folder
 from omniloom.pipelines.families import family_of
-from omniloom.pipelines.index import PipelineIndex, check_protocol, read_index
+from omniloom.pipelines.index import check_protocol, read_index
+from omniloom.pipelines.quantizing import component_configs
 from omniloom.pipelines.schedulers import choose_scheduler
 from omniloom.pipelines.single_file import transformer_source
 from omniloom.platform import default_device, recommended_dtype
 from omniloom.platform.memory import available_bytes
-from omniloom.quantization.resolve import ComponentFacts, resolve_components
 
-log = logging.getLogger(__name__)
 LoadProgress = Callable[[str, int, int], Any]
 SINGLE_FILE_COMPONENT = "transformer"  # what a single-file model stands for in its base folder
 
@@ -70,6 +67,7 @@ def load_pipeline(
             before_reading(loaded)
 
     sources = {SINGLE_FILE_COMPONENT: transformer_source(file, index)} if file else None
+    replaced = SINGLE_FILE_COMPONENT if file else None
     loaded = build_pipeline(
         folder,
         dtype=getattr(torch, dtype),
@@ -78,7 +76,7 @@ def load_pipeline(
         progress=progress,
         sources=sources,
         before_reading=set_up,
-        quantization=_quantization(index, file, config.quantization_config, given),
+        quantization=component_configs(index, config.quantization_config, given, replaced),
         given=given,
     )
     return loaded, LoadPlan(str(folder), str(file) if file else None, device, dtype, loaded.needed_bytes)
@@ -107,9 +105,7 @@ def adopt_pipeline(pipe: Any, config: RuntimeConfig) -> tuple[LoadedPipeline, Lo
 
 def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None]:
     """Return the pipeline folder, and the single file that stands for its transformer."""
-    if str(model) == "demo":
-        model = demo_folder()
-    found = _resolve(model, config)
+    found = find_model(model, config)
     if found.is_dir():
         if config.base is not None:
             raise ConfigError(f"option base={config.base!r} goes with a single-file model; {model} is a folder")
@@ -120,11 +116,13 @@ def _locate(model: str | Path, config: RuntimeConfig) -> tuple[Path, Path | None
         raise ModelError(
             f"{found} is a single file: say which pipeline it belongs to, for example --base FOLDER (base=…)"
         )
-    base = demo_folder() if config.base == "demo" else _resolve(config.base, config)
-    return base, found
+    return find_model(config.base, config), found
 
 
-def _resolve(model: str | Path, config: RuntimeConfig) -> Path:
+def find_model(model: str | Path, config: RuntimeConfig) -> Path:
+    """Return the folder or file of a path, a hub id or ``"demo"``. Raises ``ModelError``."""
+    if str(model) == "demo":
+        return demo_folder()
     return resolve_model(model, revision=config.revision, variant=config.variant, offline=config.offline or None)
 
 
@@ -138,20 +136,6 @@ def _device_and_dtype(config: RuntimeConfig) -> tuple[str, str]:
     if not there.get(device.split(":")[0], lambda: True)():
         raise ConfigError(f"device {device!r} is not available here; see: omniloom check")
     return device, recommended_dtype(device) if config.dtype == "auto" else config.dtype
-
-
-def _quantization(index: PipelineIndex, file: Path | None, config: Any, given: str) -> dict[str, Any]:
-    """Return the quantization config of each component, from what the user and the checkpoints' own configs say."""
-    denoisers = family_of(index.pipeline_class).denoisers
-    facts = []
-    for spec in index.components:
-        if not spec.is_model():
-            continue
-        path = spec.folder / "config.json"
-        own_files = file is None or spec.name != SINGLE_FILE_COMPONENT
-        disk = read_json(path).get("quantization_config") if own_files and path.is_file() else None
-        facts.append(ComponentFacts(spec.name, spec.name in denoisers, disk, str(path)))
-    return resolve_components(config, facts, given=given, note=log.warning)
 
 
 def _check_memory(loaded: LoadedPipeline, device: str, dtype: str) -> None:

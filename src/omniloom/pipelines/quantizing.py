@@ -11,6 +11,9 @@ from typing import Any
 import torch
 
 from omniloom.errors import CheckpointError, ConfigError, ModelError
+from omniloom.pipelines.components import QUANTIZATION_KEY, read_json
+from omniloom.pipelines.families import family_of
+from omniloom.pipelines.index import PipelineIndex
 from omniloom.pipelines.tensor_plan import Source, Stored, TensorPlan
 from omniloom.quantization.convert import make_shells
 from omniloom.quantization.experts import ExpertStack
@@ -18,6 +21,7 @@ from omniloom.quantization.layouts import native
 from omniloom.quantization.linear import QuantizedLinear
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.methods.base import OnlineConfig
+from omniloom.quantization.resolve import ComponentFacts, resolve_components
 from omniloom.quantization.rules import Selection, select_layers
 from omniloom.quantization.scheme import LayerScheme
 
@@ -42,7 +46,7 @@ class ComponentQuantization:
         """Replace the chosen layers by quantized ones without values, and let ``plan`` hand the values over."""
         make_shells(model, self.selection.quantized, dtype)
         for path in self.selection.quantized:
-            layer = model.get_submodule(path)
+            layer: Any = model.get_submodule(path)
             target = _parameter(layer, path)
             layer.compute_dtype = plan.dtypes.get(target) or dtype
             if target in plan.stored:
@@ -50,6 +54,25 @@ class ComponentQuantization:
             else:
                 plan.encode[target] = _encoder(layer)
             plan.missing.discard(target)
+
+
+def component_configs(
+    index: PipelineIndex, config: Any, given: str, replaced: str | None = None
+) -> dict[str, QuantizationConfig | None]:
+    """Return the quantization config of each component, from what the user and the checkpoints' own configs say.
+
+    ``given``: what the user typed ``config`` into; ``replaced``: a component whose files are not the folder's.
+    Raises ``ConfigError`` where they contradict each other, or for a component that is not there.
+    """
+    denoisers = family_of(index.pipeline_class).denoisers
+    facts = []
+    for spec in index.components:
+        if not spec.is_model():
+            continue
+        path = spec.folder / "config.json"
+        disk = read_json(path).get(QUANTIZATION_KEY) if spec.name != replaced and path.is_file() else None
+        facts.append(ComponentFacts(spec.name, spec.name in denoisers, disk, str(path)))
+    return resolve_components(config, facts, given=given, note=log.warning)
 
 
 def plan_quantization(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import secrets
 import shutil
@@ -18,50 +20,67 @@ from omniloom.checkpoint.names import DIFFUSERS_BASE, TRANSFORMERS_BASE, scan
 from omniloom.checkpoint.write import MAX_SHARD_BYTES, ShardWriter
 from omniloom.errors import ConfigError, EngineError
 from omniloom.pipelines.components import ComponentSpec, empty_model, read_json
-from omniloom.pipelines.index import PipelineIndex, check_index
-from omniloom.pipelines.quantizing import ComponentQuantization, plan_quantization
+from omniloom.pipelines.index import check_index, read_index
+from omniloom.pipelines.quantizing import component_configs, plan_quantization
 from omniloom.pipelines.tensor_plan import TensorPlan, check
 from omniloom.pipelines.weights import convert
+from omniloom.quantization.component import AnyConfig
 from omniloom.quantization.experts import ExpertStack
 from omniloom.quantization.layouts import native
 from omniloom.quantization.methods import QuantizationConfig
+from omniloom.quantization.rules import Selection
 from omniloom.quantization.scheme import LayerScheme
 
 Progress = Callable[[str, int, int], Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What was written for one component: its layers, and the bytes of its tensors in the files before and after."""
+
+    method: str
+    selection: Selection
+    bytes_before: int
+    bytes_after: int
+
+
 def save_quantized(
-    index: PipelineIndex,
-    configs: dict[str, QuantizationConfig | None],
+    folder: Path,
+    config: AnyConfig | None,
     out: Path,
     *,
-    given: str,
+    given: str = "config",
     progress: Progress | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> dict[str, ComponentQuantization]:
-    """Write the pipeline to the new folder ``out`` with the components of ``configs`` quantized; return what was done.
+) -> dict[str, Saved]:
+    """Write the pipeline in ``folder`` to the new folder ``out``, quantized as ``config`` says; return what was done.
 
-    Everything is checked before anything is written. Dense tensors stay as they are stored. Raises ``ConfigError`` if
-    nothing is to be quantized or ``out`` is there already, and what loading the model would raise.
+    Everything is checked before anything is written. Dense tensors stay as they are stored, and components that are
+    quantized already are copied. ``progress``: called with component, bytes read, bytes in all. Raises ``ConfigError``
+    if nothing is to be quantized or ``out`` is there already, and what loading the model would raise.
     """
+    index = read_index(folder)
     check_index(index, None)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give the name of a new folder")
-    chosen = {name: config for name, config in configs.items() if config is not None}
+    configs = component_configs(index, config, given)
+    chosen = {name: found for name, found in configs.items() if found is not None and not found.serialized}
     if not chosen:
-        raise ConfigError("nothing to quantize: give a method, for example --quantization fp8")
+        done = sorted(name for name, found in configs.items() if found is not None)
+        why = f" (quantized already: {', '.join(done)})" if done else ""
+        raise ConfigError(f"nothing to quantize in {folder}{why}: give a method, for example --quantization fp8")
     parts = {spec.name: _Part(spec, chosen[spec.name], given) for spec in index.components if spec.name in chosen}
-    with _whole(out) as folder:
+    with _whole(out) as made:
         for entry in sorted(index.folder.iterdir()):
             if entry.name.startswith("."):
                 continue
             if entry.name in parts:
-                parts[entry.name].write(folder / entry.name, progress, max_shard_bytes)
+                parts[entry.name].write(made / entry.name, progress, max_shard_bytes)
             elif entry.is_dir():
-                shutil.copytree(entry, folder / entry.name)
+                shutil.copytree(entry, made / entry.name)
             else:
-                shutil.copy(entry, folder / entry.name)
-    return {name: part.quantization for name, part in parts.items()}
+                shutil.copy(entry, made / entry.name)
+    return {name: part.saved() for name, part in parts.items()}
 
 
 class _Part:
@@ -69,17 +88,19 @@ class _Part:
 
     def __init__(self, spec: ComponentSpec, config: QuantizationConfig, given: str) -> None:
         self.spec, self.config = spec, config
-        self.cls = spec.resolve()
         self.source = TensorSource(find_weights(spec.folder))
         where = str(spec.folder)
-        self.model: Any
-        self.model, self.plan = empty_model(self.cls, spec.folder, torch.float32, self.source)
-        if config.serialized:
-            raise ConfigError(f"{where}: the weights are quantized with {config.method!r} already")
-        self.quantization = plan_quantization(
+        self.model, self.plan = empty_model(spec.resolve(), spec.folder, torch.float32, self.source)
+        planned = plan_quantization(
             self.model, self.plan, self.source, config, component=spec.name, where=where, given=given
         )
+        self.selection = planned.selection
         check(self.model, self.plan, self.source, where)
+        self.specs = self._specs()
+
+    def saved(self) -> Saved:
+        after = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.specs.values())
+        return Saved(self.config.method, self.selection, self.source.nbytes, after)
 
     def write(self, folder: Path, progress: Progress | None, max_shard_bytes: int) -> None:
         folder.mkdir()
@@ -88,25 +109,24 @@ class _Part:
             if entry.is_file() and entry.name not in weights and entry.name != "config.json":
                 shutil.copy(entry, folder / entry.name)
         config = read_json(self.spec.folder / "config.json")
-        config["quantization_config"] = native.disk_config(self.config, self.quantization.selection.skipped)
+        config["quantization_config"] = native.disk_config(self.config, self.selection.skipped)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         diffusers = "_class_name" in config
         base = DIFFUSERS_BASE if diffusers else TRANSFORMERS_BASE
         total, done = self.source.nbytes, 0
-        with self.source, ShardWriter(folder, base, self._specs(), max_shard_bytes) as writer:
+        with self.source, ShardWriter(folder, base, self.specs, max_shard_bytes) as writer:
             for target, tensor, read in self._tensors():
                 scheme = self._scheme(target)
-                for suffix, part in (
-                    {"": tensor} if scheme is None else _stored(scheme, self.model, target, tensor)
-                ).items():
+                parts = {"": tensor} if scheme is None else _stored(scheme, self.model, target, tensor)
+                for suffix, part in parts.items():
                     writer.write(native.stored_name(target, suffix), part)
-                del tensor
+                del tensor, parts
                 done += read
                 if progress:
                     progress(self.spec.name, done, total)
 
     def _scheme(self, target: str) -> LayerScheme | None:
-        quantized = self.quantization.selection.quantized
+        quantized = self.selection.quantized
         return quantized.get(target) or quantized.get(target.removesuffix(".weight"))
 
     def _specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
