@@ -95,6 +95,10 @@ def build_pipeline(
     needed = sum(component.needed_bytes(device) for component in components.values())
     loaded = LoadedPipeline(pipe, family_of(cls.__name__), folder, read_defaults(folder), {}, needed)
     loaded.quantization = {name: part.quantization for name, part in components.items() if part.quantization}
+    if loaded.quantization:
+        from omniloom.pipelines.quantizing import warn_of_unmatched
+
+        warn_of_unmatched(loaded.quantization, given)
     if before_reading is not None:
         before_reading(loaded)
     for name, component in components.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from omniloom.quantization.convert import make_shells
 from omniloom.quantization.experts import ExpertStack
 from omniloom.quantization.layouts import native
 from omniloom.quantization.linear import QuantizedLinear
+from omniloom.quantization.matching import unmatched_everywhere
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.methods.base import OnlineConfig
 from omniloom.quantization.resolve import ComponentFacts, resolve_components
@@ -94,19 +96,25 @@ def plan_quantization(
     if not isinstance(config, OnlineConfig):
         raise ModelError(f"{where}: weights of quantization method {config.method!r} cannot be loaded yet")
     if config.serialized:
-        selection = _stored_layers(model, plan, source, config, where)
+        selection = _stored_layers(model, plan, source, config, where, given)
         return ComponentQuantization(config, selection, before, 0)
     config.check_online()
     _refuse_codes(plan, source, config, where, given)
-    selection = select_layers(model, config, component=component)
-    for entry in selection.unmatched:
-        log.warning("%s: the entry %r of the list of ignored layers matches no layer of %s", given, entry, component)
+    selection = select_layers(model, config, component=component, stored_names=plan.direct)
     state = model.state_dict()
     needed = 0
     for path, scheme in selection.quantized.items():
         shape = state[path if path in state else f"{path}.weight"].shape
         needed += math.prod(shape[:-2]) * scheme.codec.nbytes((shape[-2], shape[-1]))
     return ComponentQuantization(config, selection, before, needed)
+
+
+def warn_of_unmatched(parts: Mapping[str, ComponentQuantization], given: str) -> None:
+    """Log, once, the entries of the user's lists that match no layer of any component that they are meant for."""
+    online = [part for part in parts.values() if not part.config.serialized]
+    for entry in unmatched_everywhere((part.config.ignore_lists(), part.selection.unmatched) for part in online):
+        names = ", ".join(name for name, part in parts.items() if entry in part.selection.unmatched)
+        log.warning("%s: ignored layers: the entry %r matches no layer of %s", given, entry, names)
 
 
 def quantization_report(model: Any, record: ComponentQuantization | None) -> dict[str, Any]:
@@ -182,13 +190,13 @@ def _refuse_codes(plan: TensorPlan, source: Source, config: QuantizationConfig, 
         info = source.info(name)
         if info.torch_dtype.itemsize * 8 < _WIDE and info.torch_dtype != torch.bool and name.endswith("weight"):
             raise ConfigError(
-                f"{given} asks for {config.method!r}, which quantizes dense weights, but {name!r} in {where} is stored "
-                f"as {info.dtype}: the weights are quantized already; leave {given} out, or use the dense checkpoint"
+                f"{given} asks for {config.method!r}, which quantizes dense weights, but {name!r} in "
+                f"{_file(source, name, where)} is stored as {info.dtype}: the weights are quantized already; leave {given} out, or use the dense checkpoint"
             )
 
 
 def _stored_layers(
-    model: torch.nn.Module, plan: TensorPlan, source: Source, config: QuantizationConfig, where: str
+    model: torch.nn.Module, plan: TensorPlan, source: Source, config: QuantizationConfig, where: str, given: str
 ) -> Selection:
     """Return the layers that the files hold quantized; their tensors move from ``plan.direct`` to ``plan.stored``."""
     state = model.state_dict()
@@ -219,11 +227,29 @@ def _stored_layers(
         plan.unexpected -= set(found.values())
         plan.stored[target] = Stored({stored: suffix for suffix, stored in found.items()}, _not_set)
     if not quantized:
-        raise CheckpointError(
-            f"{where}: the config says that the weights are quantized with {config.method!r}, but the files have no "
-            "such layer: remove quantization_config from config.json, or use the quantized files"
-        )
+        raise _no_codes(plan, source, config, where, given)
     return Selection(quantized, skipped, ())
+
+
+def _no_codes(plan: TensorPlan, source: Source, config: QuantizationConfig, where: str, given: str) -> Exception:
+    """Return the error for weights that are dense although a config, the file's or the user's, says otherwise."""
+    example = next((name for name in plan.direct.values() if name.endswith("weight")), "")
+    stored = f"{example!r} in {_file(source, example, where)} is stored as {source.info(example).dtype}"
+    path = Path(where) / "config.json"
+    if path.is_file() and read_json(path).get(QUANTIZATION_KEY):
+        return CheckpointError(
+            f"{path} declares weights that are quantized with {config.method!r}, but no layer is ({stored}): "
+            f"remove {QUANTIZATION_KEY} from it, or use the quantized files"
+        )
+    return ConfigError(
+        f"{given} says that the weights are quantized with {config.method!r} already ({config.serialized_key}), but no "
+        f"layer is ({stored}): leave {config.serialized_key} out, or use the quantized files"
+    )
+
+
+def _file(source: Source, name: str, where: str) -> str:
+    """Return the file that holds a tensor, if the source knows."""
+    return str(getattr(source.info(name), "file", where))
 
 
 def _not_set(tensors: dict[str, torch.Tensor]) -> None:

@@ -1,9 +1,9 @@
 """Which component of a pipeline gets which quantization config.
 
-A plain config is for the **denoisers** (``transformer``, ``transformer_2``, …) and nothing else: that is where the memory
-is, and what people expect of a method's name. ``{"default": "fp8"}`` reaches text encoders as well;
-``{"text_encoder": "int8"}`` names one. Parts that decode latents or look at pictures (VAEs, vocoders, image encoders) are
-quantized only if they are named.
+A plain config is for the **denoisers** (``transformer``, ``transformer_2``, …) and nothing else: that is where the
+memory is, and what people expect of a method's name. ``{"default": "fp8"}`` reaches text encoders as well;
+``{"text_encoder": "int8"}`` names one. Parts that decode latents or look at pictures (VAEs, vocoders, image encoders)
+are quantized only if they are named.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ AnyConfig = QuantizationConfig | ComponentQuantizationConfig
 
 
 def covering(names: Iterable[str], prefix: str) -> str | None:
-    """Return the longest of ``names`` that ``prefix`` is or is below: ``transformer`` does not cover ``transformer_2``."""
+    """Return the longest of ``names`` that ``prefix`` is, or is below: ``transformer_2`` is not ``transformer``."""
     found = [name for name in names if prefix == name or prefix.startswith(name + ".")]
     return max(found, key=len, default=None)
 

@@ -1,7 +1,7 @@
 r"""How an entry of a list of layers matches a layer: the rule depends on who writes such lists.
 
     vllm                the full path, a run of whole path components, ``re:`` + regular expression, or a glob
-    hf                  the module's last name, the full path, or ``entry.`` anywhere in the path (diffusers, transformers)
+    hf                  the module's last name, the full path, or ``entry.`` anywhere in it (diffusers, transformers)
     modelopt            a wildcard over the whole path; without one, the path or anything below it
     compressed-tensors  the full path, ``re:`` + regular expression, or the class's name
     substring           any part of the path (SVDQuant)
@@ -21,12 +21,15 @@ from omniloom.quantization.methods.base import IgnoreList
 
 Test = Callable[[Sequence[str], str], bool]
 _WILD = re.compile(r"[*?\[]")
-# What other runtimes call a layer: last component -> the fused one, and parts that they rename.
-FUSED = {
-    **dict.fromkeys(("to_q", "to_k", "to_v"), "to_qkv"),
-    **dict.fromkeys(("add_q_proj", "add_k_proj", "add_v_proj"), "add_kv_proj"),
-    **dict.fromkeys(("w1", "w3"), "w13"),
+# Layers that are one matrix in some models and runtimes, and several in others: last component -> those of the parts.
+SHARDS = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "add_kv_proj": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),
 }
+FUSED = {part: whole for whole, parts in SHARDS.items() for part in parts}
 _RENAMES = ((r"\.to_out\.0$", ".to_out"), (r"\.net\.0\.proj$", ".net_0.proj"), (r"\.net\.2$", ".net_2"))
 
 
@@ -84,11 +87,16 @@ def check_shards(layer: str, ignored: Mapping[str, bool]) -> bool:
     return any(ignored.values())
 
 
-def unmatched_everywhere(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the entries that matched nothing in any component, from each component's ``unmatched``."""
-    parts = list(parts)
-    common = set(parts[0]).intersection(*parts[1:]) if parts else set()
-    return tuple(entry for entry in (parts[0] if parts else ()) if entry in common)
+def unmatched_everywhere(parts: Iterable[tuple[Iterable[IgnoreList], Sequence[str]]]) -> tuple[str, ...]:
+    """Return the entries that matched nothing in any component that has them.
+
+    ``parts``: each component's lists and what its ``Matcher.unmatched`` said.
+    """
+    found: dict[str, bool] = {}
+    for lists, unmatched in parts:
+        for entry in (f"{part.key}: {entry}" for part in lists for entry in part.entries):
+            found[entry] = found.get(entry, False) or entry not in unmatched
+    return tuple(entry for entry, matched in found.items() if not matched)
 
 
 def _test(part: IgnoreList, entry: str) -> Test:

@@ -1,7 +1,8 @@
 """What a user wants against what a checkpoint is, for every component. Pure functions: no weights are read.
 
-An online config over weights that are quantized already would quantize codes a second time; a config of quantized weights
-over full-precision ones would leave scales without values. So the two are brought together here, or it is an error.
+An online config over weights that are quantized already would quantize codes a second time; a config of quantized
+weights over full-precision ones would leave scales without values. So the two are brought together here, or it is an
+error.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Note = Callable[[str], None]
 class ComponentFacts:
     """One component before its weights are read.
 
-    ``denoiser``: whether the denoising loop calls it. ``disk``: the ``quantization_config`` of its checkpoint; ``where``
-    is the file that holds it. ``stored_dtypes``: its tensors' dtypes as safetensors spells them, where known.
+    ``denoiser``: whether the denoising loop calls it. ``disk``: the ``quantization_config`` of its checkpoint, which
+    the file ``where`` holds. ``stored_dtypes``: its tensors' dtypes as safetensors spells them, where known.
     """
 
     name: str
@@ -111,7 +112,7 @@ def resolve_quant_config_from_disk(
         return active
     ignored = {entry for part in active.ignore_lists() for entry in part.entries}
     listed = {entry for part in stored.ignore_lists() for entry in part.entries}
-    if note and stored.serialized and ignored - listed:
+    if note and ignored - listed:
         note(f"{given}: layers to ignore are those of {where}, not {', '.join(sorted(ignored - listed))}")
     return _with_runtime_keys(stored, active) if same else stored
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from omniloom.errors import ConfigError, shorten, suggest
 from omniloom.quantization.experts import expert_parameters
-from omniloom.quantization.matching import Matcher, layer_names
+from omniloom.quantization.matching import SHARDS, Matcher, check_shards, layer_names
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.never import MIN_SIDE, never_quantized
 from omniloom.quantization.scheme import LayerScheme
@@ -36,13 +36,20 @@ class Candidate:
     tied: bool
 
 
-def select_layers(model: nn.Module, config: QuantizationConfig, *, component: str = "model") -> Selection:
+def select_layers(
+    model: nn.Module,
+    config: QuantizationConfig,
+    *,
+    component: str = "model",
+    stored_names: Mapping[str, str] | None = None,
+) -> Selection:
     """Choose the layers of ``model`` (on any device, meta too) that ``config`` quantizes.
 
     Linears and stacked experts are looked at. One is skipped, with its reason, if a list of ``config`` names it, if it
     is best kept in high precision (unless ``all_layers``), if it is tied to an embedding, too small, or of a shape that
-    the format cannot hold. Raises ``ConfigError`` if nothing is left, or for a layer that the config singles out and
-    that does not exist.
+    the format cannot hold. ``stored_names``: parameter -> what the checkpoint calls it; lists may use those names too.
+    Raises ``ConfigError`` if nothing is left, for a layer that the config singles out and that does not exist, and for
+    one of which only parts are listed.
     """
     matcher = Matcher(config.ignore_lists())
     everything = getattr(config, "all_layers", False)
@@ -50,7 +57,7 @@ def select_layers(model: nn.Module, config: QuantizationConfig, *, component: st
     skipped: dict[str, str] = {}
     candidates = list(find_candidates(model))
     for found in candidates:
-        hit = matcher.find(layer_names(found.path, component), found.class_name)
+        hit = _listed(found, matcher, component, stored_names or {})
         reason = f"listed: {hit[0]}: {hit[1]}" if hit else config.keeps(found.path)
         if reason is None and not everything:
             reason = never_quantized(found.path)
@@ -85,6 +92,20 @@ def find_candidates(model: nn.Module) -> Iterator[Candidate]:
                 transposed = bool(getattr(module, "is_transposed", False))
                 shape = (columns, rows) if transposed else (rows, columns)
                 yield Candidate(f"{path}.{name}".lstrip("."), shape, type(module).__name__, False)
+
+
+def _listed(
+    found: Candidate, matcher: Matcher, component: str, stored_names: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return key and entry of the list that names the layer, or all parts that it is made of."""
+    names = [stored_names[name] for name in (found.path, f"{found.path}.weight") if name in stored_names]
+    stored = [name.removesuffix(".weight") for name in names]
+    if hit := matcher.find(layer_names(found.path, component, stored), found.class_name):
+        return hit
+    above, dot, last = found.path.rpartition(".")
+    hits = {part: matcher.find(layer_names(above + dot + part, component)) for part in SHARDS.get(last, ())}
+    ignored = {above + dot + part: hit is not None for part, hit in hits.items()}
+    return next(iter(hits.values())) if check_shards(found.path, ignored) else None
 
 
 def _obstacle(found: Candidate) -> str | None:

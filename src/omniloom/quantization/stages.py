@@ -1,7 +1,8 @@
-"""Quantization configs of multi-stage models: where the user's is written, and which part of a checkpoint's is a stage's.
+"""Quantization configs of multi-stage models: where users write theirs, and which part of a checkpoint's is a stage's.
 
-The layout of omni checkpoints is that of transformers' Qwen-Omni configs: ``thinker_config``, ``talker_config``, … inside
-the top-level config, whose ``quantization_config`` names layers with the stage in front (``thinker.model.layers``).
+The layout of omni checkpoints is that of transformers' Qwen-Omni configs: ``thinker_config``, ``talker_config``, …
+inside the top-level config, whose ``quantization_config`` names layers with the stage in front
+(``thinker.model.layers``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def stage_user_spec(stage: Mapping[str, Any], deployment: Mapping[str, Any], whe
 def stage_disk_config(
     config: Mapping[str, Any], stage_config_name: str | None, *, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | str | None:
-    """Return the part of a checkpoint's config that says how one stage's weights are quantized; ``None`` if they are not.
+    """Return the part of a checkpoint's config that says how one stage's weights are quantized, if they are.
 
     ``stage_config_name``: ``"thinker_config"`` and the like, ``None`` for a model without stages. ``overrides``: the
     stage's ``hf_overrides``; a ``quantization_config`` of ``None`` there clears the checkpoint's. A stage's own config
@@ -66,7 +67,7 @@ def stage_disk_config(
 
 
 def without_stage(disk: Mapping[str, Any] | str, stage: str) -> dict[str, Any] | str:
-    """Return the config with ``stage.`` taken off the front of layer names, in plain names and in regular expressions."""
+    """Return the config with ``stage.`` taken off the front of layer names, plain ones and regular expressions."""
     if isinstance(disk, str):
         return disk
     result: dict[str, Any] = copy.deepcopy(dict(disk))

@@ -16,8 +16,8 @@ class ComponentReport:
     """One component. ``parameters``: elements; ``bytes``: of parameters and buffers, shared storages counted once.
 
     ``dtype``: the storage dtype of most bytes; ``dtypes``: bytes by dtype. Components without weights have the class,
-    ``load_seconds`` and ``call_state`` only. ``call_state``: "copy", "exclusive" or "concurrent". ``quantization``: of a
-    quantized component, its method, layers, codecs, kernels and bytes before and after; put beside the other keys.
+    ``load_seconds`` and ``call_state`` only. ``call_state``: "copy", "exclusive" or "concurrent". ``quantization``: of
+    a quantized component, its method, layers, codecs, kernels and bytes before and after; put beside the other keys.
     """
 
     class_name: str

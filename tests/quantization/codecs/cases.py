@@ -11,7 +11,7 @@ from omniloom.quantization.codecs import Codec, get_codec
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """``error``: relative Frobenius error for N(0, 1), 256 × 2048. ``bound``: a cell's largest error / its group's amax.
+    """``error``: relative Frobenius error on N(0, 1), 256 × 2048. ``bound``: a cell's largest error / its group's amax.
 
     ``group``: (rows, columns) of one scale, 0 for all; a number: cells of the flattened matrix.
     """

@@ -25,9 +25,9 @@ class Int4Group(Codec):
 
     Encoding rounds to the nearest as AutoRound does with no tuning steps. Symmetric: zero is 8 and the scale takes the
     sign that puts the group's extreme value on code 0, so scales **may be negative**. Not symmetric: the range from the
-    smaller of minimum and 0 to the larger of maximum and 0 is divided by 15. A stored zero may be 16, as GPTQ files hold
-    zero - 1. Codes are computed with the scale as it is stored. Outside of float16's range (a scale above 65504 or below
-    6e-8) groups saturate or flush; ``scale_dtype="float32"`` avoids it.
+    smaller of minimum and 0 to the larger of maximum and 0 is divided by 15. A stored zero may be 16, as GPTQ files
+    hold zero - 1. Codes are computed with the scale as it is stored. Outside of float16's range (a scale above 65504 or
+    below 6e-8) groups saturate or flush; ``scale_dtype="float32"`` avoids it.
     """
 
     group_size: int = 128

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from omniloom.quantization.codecs.base import Shape
 from omniloom.quantization.kernels.activation import emulate
 from omniloom.quantization.kernels.base import DeviceFacts, Kernel, Operand, device_facts
+from omniloom.quantization.kernels.decoders import SCRATCH, decode_into
 from omniloom.quantization.kernels.tiles import row_spans, take, tile_rows
 from omniloom.quantization.scheme import Activation, LayerScheme
 
@@ -74,6 +75,7 @@ class TiledKernel(Kernel):
         for index, spans in enumerate(tiles):
             start = index * rows
             stop = min(shape[0], start + rows)
-            tile = codec.decode(take(fields, spans), (stop - start, shape[1]), dtype)
+            tile = SCRATCH.get("tile", (stop - start) * shape[1], dtype).view(stop - start, shape[1])
+            decode_into(codec, take(fields, spans), (stop - start, shape[1]), tile)
             torch.mm(flat, tile.t(), out=y[:, start:stop])
         return finish(y, layer.bias, x.dtype).reshape(*x.shape[:-1], shape[0])

@@ -94,8 +94,8 @@ def from_tensors(codec: Codec, tensors: Mapping[str, torch.Tensor], stack: bool 
 def stored_codec(codec: Codec, shape: Shape, found: Mapping[str, tuple[int, ...]], name: str) -> Codec:
     """Return the codec of a stored matrix. ``codec``: of the config; ``found``: suffix -> shape of the tensors there.
 
-    FP8 files differ in how many scales they have, which their shapes say. Raises ``CheckpointError`` for tensors that are
-    missing or of a shape that the format does not have.
+    FP8 files differ in how many scales they have, which their shapes say. Raises ``CheckpointError`` for tensors that
+    are missing or of a shape that the format does not have.
     """
     if codec.name.startswith("fp8_") and "_scale" in found:
         codec = get_codec("fp8_tensor" if found["_scale"] in ((), (1,)) else "fp8_channel")
@@ -106,8 +106,8 @@ def stored_codec(codec: Codec, shape: Shape, found: Mapping[str, tuple[int, ...]
     for suffix, (_, wanted) in specs.items():
         if _squeezed(found[suffix]) != _squeezed(wanted):
             raise CheckpointError(
-                f"{stored_name(name, suffix)!r} has shape {list(found[suffix])}, {codec.name} of a {list(shape)} matrix "
-                f"needs {list(wanted)}"
+                f"{stored_name(name, suffix)!r} has shape {list(found[suffix])}, "
+                f"{codec.name} of a {list(shape)} matrix needs {list(wanted)}"
             )
     return codec
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import json
 import typing
 from collections.abc import Collection, Mapping
@@ -33,7 +32,7 @@ class IgnoreList:
     entries: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class QuantizationConfig:
     """Base of all methods. Fields are validated when it is built, directly or from a dict; ``ConfigError`` if wrong.
 
@@ -83,7 +82,7 @@ class QuantizationConfig:
             )
 
     def keeps(self, path: str) -> str | None:
-        """Say why this config leaves the layer at ``path`` as it is although no list names it; ``None`` if it doesn't."""
+        """Say why this config leaves the layer at ``path`` as it is although no list names it, if it does."""
         return None
 
     def named_layers(self) -> tuple[tuple[str, str], ...]:
@@ -139,11 +138,14 @@ class QuantizationConfig:
         """Return ``given`` with other producers' names of keys replaced by ours."""
         return given
 
-    def __hash__(self) -> int:
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:  # not the generated one, which fails on fields that are dicts
         return hash(json.dumps(self.to_dict(), sort_keys=True))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OnlineConfig(QuantizationConfig):
     """Base of the methods that quantize full-precision weights while they are loaded.
 
@@ -158,14 +160,14 @@ class OnlineConfig(QuantizationConfig):
 
 
 _METHODS: dict[str, type[QuantizationConfig]] = {}
+_HINTS: dict[type[QuantizationConfig], dict[str, Any]] = {}
 _T = TypeVar("_T", bound=QuantizationConfig)
 
 
-@typing.dataclass_transform(frozen_default=True)
+@typing.dataclass_transform(eq_default=False, frozen_default=True)
 def method_config(cls: type[_T]) -> type[_T]:
     """Class decorator: a frozen dataclass that is registered under its method's names."""
-    cls = dataclasses.dataclass(frozen=True)(cls)
-    cls.__hash__ = QuantizationConfig.__hash__  # type: ignore[method-assign]  # the generated one fails on dict fields
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     for name in (cls.method, *cls.names):
         if canonical(name) in _METHODS:
             raise ValueError(f"quantization method {name!r} is registered twice")
@@ -179,7 +181,7 @@ def canonical(name: str) -> str:
 
 
 def get_method(name: str, more: Collection[str] = ()) -> type[QuantizationConfig]:
-    """Return the config class of a method. Raises ``ConfigError`` for an unknown name; ``more``: names to list as well."""
+    """Return the config class of a method. Raises ``ConfigError``, listing ``more`` as well, for an unknown name."""
     if canonical(name) not in _METHODS:
         hint = suggest(canonical(name), {*_METHODS, *more})
         supported = ", ".join(sorted({cls.method for cls in _METHODS.values()} | set(more)))
@@ -192,11 +194,12 @@ def online_methods() -> list[str]:
     return sorted({cls.method for cls in _METHODS.values() if cls.loads_online})
 
 
-@functools.cache
 def field_hints(cls: type[QuantizationConfig]) -> dict[str, Any]:
     """Return the type of each field."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    if cls not in _HINTS:
+        hints = typing.get_type_hints(cls)
+        _HINTS[cls] = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return _HINTS[cls]
 
 
 def check_strings(config: QuantizationConfig, key: str) -> None:

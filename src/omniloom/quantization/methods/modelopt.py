@@ -1,7 +1,7 @@
 """NVIDIA ModelOpt checkpoints: one algorithm for all layers, or one per layer.
 
-The producer writes a flat form (``quant_algo``, ``ignore``, ``config_groups``) into a component's ``config.json`` and, for
-transformers, a nested one (``quantization: {quant_algo, exclude_modules}``) into ``hf_quant_config.json``.
+The producer writes a flat form (``quant_algo``, ``ignore``, ``config_groups``) into a component's ``config.json`` and,
+for transformers, a nested one (``quantization: {quant_algo, exclude_modules}``) into ``hf_quant_config.json``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_modelopt(raw: Mapping[str, Any]) -> bool:
 
 
 def normalise(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return method and keys of a ModelOpt dict, flat. Raises ``ConfigError`` for an algorithm that is not supported."""
+    """Return method and keys of a ModelOpt dict, flat. Raises ``ConfigError`` for an unsupported algorithm."""
     nested = raw.get("quantization")
     flat = {key: value for key, value in raw.items() if key not in ("quantization", "method", "quant_method")}
     if isinstance(nested, Mapping):
@@ -58,12 +58,12 @@ def normalise(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, flat
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _ModelOpt(QuantizationConfig):
     """Keys that all of ModelOpt's algorithms share. ``exclude_modules``: wildcards on the names in the file."""
 
     styles = {"ignored_layers": "vllm", "exclude_modules": "modelopt"}
-    layout_keys = ("quant_algo",)
+    layout_keys: ClassVar[tuple[str, ...]] = ("quant_algo",)
     algorithms: ClassVar[tuple[str, ...]] = ()
 
     is_checkpoint_serialized: bool = False
