@@ -46,7 +46,7 @@ def test_the_plan_counts_the_bytes_that_are_converted(tiny_folder, tmp_path: Pat
         ({"device": "cuda:7"}, ConfigError, "not available here; see: omniloom check"),
         ({"engine": {"workers": 0}}, ConfigError, "must be from 1 to 64"),
         ({"engine": {"workers": True}}, ConfigError, "engine.workers=True"),
-        ({"quantization_config": "fp8"}, ConfigError, "no quantization methods"),
+        ({"quantization_config": "fp9"}, ConfigError, "unknown quantization method 'fp9'; did you mean 'fp8'"),
         ({"variant": "fp16"}, ModelError, "no files of variant 'fp16'"),
         ({"offline": "yes"}, ConfigError, "must be true or false"),
     ],

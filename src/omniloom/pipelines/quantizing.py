@@ -191,7 +191,8 @@ def _refuse_codes(plan: TensorPlan, source: Source, config: QuantizationConfig, 
         if info.torch_dtype.itemsize * 8 < _WIDE and info.torch_dtype != torch.bool and name.endswith("weight"):
             raise ConfigError(
                 f"{given} asks for {config.method!r}, which quantizes dense weights, but {name!r} in "
-                f"{_file(source, name, where)} is stored as {info.dtype}: the weights are quantized already; leave {given} out, or use the dense checkpoint"
+                f"{_file(source, name, where)} is stored as {info.dtype}: the weights are "
+                f"quantized already; leave {given} out, or use the dense checkpoint"
             )
 
 

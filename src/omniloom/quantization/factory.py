@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -94,6 +95,10 @@ def _build(name: str, keys: Mapping[str, Any]) -> QuantizationConfig:
     builder = _OVERRIDES.get(canonical(name))
     if builder is None:
         return get_method(name, _OVERRIDES).from_user(keys, name)
+    try:
+        inspect.signature(builder).bind(**keys)
+    except TypeError as error:
+        raise ConfigError(f"quantization method {name!r}: its builder {error}") from error
     config = builder(**keys)
     if not isinstance(config, QuantizationConfig):
         raise ConfigError(f"the builder registered for quantization method {name!r} returned no QuantizationConfig")
