@@ -14,6 +14,7 @@ from omniloom import __version__
 from omniloom.cli.check import check
 from omniloom.cli.generate import generate
 from omniloom.cli.inspect import inspect
+from omniloom.cli.methods import methods
 from omniloom.cli.models import models
 from omniloom.cli.quantize import quantize
 from omniloom.cli.show import styled
@@ -34,6 +35,7 @@ app.command()(generate)
 app.command()(quantize)
 app.command()(inspect)
 app.command()(models)
+app.command()(methods)
 app.command()(check)
 
 

@@ -25,10 +25,11 @@ def check(
     with hushed(debug):
         platform = detect(devices=True)
         choices = _choices(platform)
+        methods = _methods(platform)
     if as_json:
-        print(json.dumps({**platform.to_dict(), "choices": choices}, indent=2))
+        print(json.dumps({**platform.to_dict(), "choices": choices, "methods": methods}, indent=2))
     else:
-        _show(platform, choices)
+        _show(platform, choices, methods)
 
 
 def _choices(platform: Platform) -> dict[str, dict[str, str]]:
@@ -52,12 +53,23 @@ def _choices(platform: Platform) -> dict[str, dict[str, str]]:
     }
 
 
-def _show(platform: Platform, choices: dict[str, dict[str, str]]) -> None:
+def _methods(platform: Platform) -> dict[str, dict[str, Any]]:
+    """Return quantization method -> device -> what a large layer runs with there."""
+    from omniloom.quantization.catalog import machine_devices, method_matrix
+
+    return {row.method.label: row.to_dict()["devices"] for row in method_matrix(machine_devices(platform))}
+
+
+def _show(platform: Platform, choices: dict[str, dict[str, str]], methods: dict[str, dict[str, Any]]) -> None:
     print(styled("This machine", "1", sys.stdout))
     print(*show_rows(_machine_rows(platform), sys.stdout), sep="\n")
     print()
     print(styled("What omniloom uses", "1", sys.stdout))
     print(*show_rows(_choice_rows(choices), sys.stdout), sep="\n")
+    print()
+    device = _own_name(choices["device"]["value"], next(iter(methods.values())))
+    print(styled(f"Quantization methods on {device}", "1", sys.stdout))
+    print(*show_rows(_method_rows(methods, device), sys.stdout), sep="\n")
 
 
 def _machine_rows(platform: Platform) -> list[tuple[str, str]]:
@@ -87,3 +99,18 @@ def _device_line(device: Any) -> str:
 
 def _choice_rows(choices: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
     return [(name, f"{choice['value']}: {choice['reason']}") for name, choice in choices.items()]
+
+
+def _own_name(device: str, listed: dict[str, Any]) -> str:
+    """Return the name that the table of methods has for a device: that of the first of its kind."""
+    kind = device.partition(":")[0]
+    return device if device in listed else next((name for name in listed if name.partition(":")[0] == kind), "cpu")
+
+
+def _method_rows(methods: dict[str, dict[str, Any]], device: str) -> list[tuple[str, str]]:
+    rows = []
+    for name, devices in methods.items():
+        cell = devices[device]
+        how = f"{cell['status']} ({cell['kernel']})" if cell["kernel"] else cell["status"]
+        rows.append((name, f"{how}: {cell['reason']}" if cell["reason"] else how))
+    return rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,8 @@ from omniloom.cli.show import show_bytes, show_count
 
 if TYPE_CHECKING:
     from omniloom.pipelines.inspect import ComponentSummary, ModelSummary
+
+_CODES = {"float8_e4m3fn", "int8", "uint8"}  # dtypes of which a component without a config may have quantized layers
 
 
 def inspect(
@@ -26,13 +29,42 @@ def inspect(
     from omniloom.pipelines.inspect import inspect_model
 
     summary = inspect_model(path, variant)
+    stored = {part.name: _stored(part, variant) for part in summary.components}
     if as_json:
-        print(json.dumps(summary.to_dict(), indent=2))
+        plain = summary.to_dict()
+        for name, component in plain["components"].items():
+            component["stored_quantization"] = stored[name]
+        print(json.dumps(plain, indent=2))
     else:
-        _show(summary)
+        _show(summary, {name: found for name, found in stored.items() if found})
 
 
-def _show(summary: ModelSummary) -> None:
+def _stored(component: ComponentSummary, variant: str | None) -> dict[str, Any] | None:
+    """Return what the component's headers say of quantized layers; ``None`` if it is dense."""
+    from omniloom.checkpoint import find_weights, single_file
+    from omniloom.checkpoint.names import scan
+    from omniloom.quantization.headers import stored_quantization
+
+    if not component.quantization and not _CODES & component.dtypes.keys():
+        return None
+    where = Path(component.folder)
+    if where.is_file():
+        weights = single_file(where)
+    else:
+        plain = all(files.variant != variant for files in scan(where))
+        weights = find_weights(where, variant=None if plain else variant)
+    found = stored_quantization(weights.tensors)
+    if found is None:
+        return None
+    return {"method": _method(component), "layers": found.layers, "codecs": found.codecs, "bytes": found.bytes}
+
+
+def _method(component: ComponentSummary) -> str | None:
+    given = component.quantization or {}
+    return given.get("quant_method") or given.get("method")
+
+
+def _show(summary: ModelSummary, stored: dict[str, dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -52,13 +84,17 @@ def _show(summary: ModelSummary) -> None:
     console.print(f"[bold]{summary.pipeline or summary.kind}[/bold]  ", end="")
     console.print(summary.path, markup=False, soft_wrap=True)
     console.print(table)
+    for name, found in stored.items():
+        formats = ", ".join(f"{count} x {codec}" for codec, count in found["codecs"].items())
+        method = found["method"] or "no quantization_config"
+        line = f"{name}: {method}, {found['layers']} quantized layers ({formats}), {show_bytes(found['bytes'])}"
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _row(component: ComponentSummary) -> tuple[str, ...]:
     kind = component.class_name or "?"
     if component.quantization:
-        method = component.quantization.get("quant_method") or component.quantization.get("method") or "quantized"
-        kind += f" ({method})"
+        kind += f" ({_method(component) or 'quantized'})"
     if not component.tensors:
         return component.name, kind, "", "", "", "", ""
     return (
