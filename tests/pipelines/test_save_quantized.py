@@ -129,3 +129,28 @@ def test_the_config_says_how(tiny_folder, tmp_path: Path) -> None:
     state = next(t for name, t in tensors.items() if "quant_state" in name)
     assert json.loads(bytes(state.tolist()))["quant_type"] == "nf4"
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in tiny_folder("flux").iterdir()}
+
+
+@pytest.mark.parametrize("spec", ["bitsandbytes", SPECS["fp4"], "bitsandbytes_8bit"], ids=str)
+def test_bitsandbytes_reads_what_was_saved(spec: Any, tiny_folder, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    save_quantized(tiny_folder("flux"), build_quant_config(spec), tmp_path / "out")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in (tmp_path / "out" / "transformer").glob("*.safetensors"):
+        tensors |= load_file(file)
+    with Omni(tmp_path / "out", dtype="float32") as omni:
+        layers = dict(omni._loaded.pipe.transformer.named_modules())  # type: ignore[union-attr]
+        quantized = omni.report.to_dict()["components"]["transformer"]["quantized_layers"]
+        assert quantized
+        for path in quantized:
+            weight, ours = tensors[f"{path}.weight"], layers[path].dense_weight(torch.float32)
+            if f"{path}.SCB" in tensors:
+                assert int(tensors[f"{path}.weight_format"]) == 0
+                theirs = weight.float() * (tensors[f"{path}.SCB"].view(-1, 1) / 127)
+            else:
+                prefix = f"{path}.weight."
+                parts = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                state = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
+                assert tuple(state.shape) == ours.shape
+                theirs = functional.dequantize_4bit(weight, state).float()
+            assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7), path

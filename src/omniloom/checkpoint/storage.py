@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import mmap
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -26,3 +29,23 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU
     else:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
+
+
+def trim_heap() -> None:
+    """Give freed memory that lies between live blocks of the heap back to the system (glibc only; milliseconds).
+
+    Quantizing 270 MB of layers held on to 190 MB of freed temporaries without it (measured).
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return None

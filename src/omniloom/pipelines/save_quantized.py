@@ -17,13 +17,14 @@ import torch
 
 from omniloom.checkpoint import TensorSource, find_weights
 from omniloom.checkpoint.names import DIFFUSERS_BASE, TRANSFORMERS_BASE, scan
+from omniloom.checkpoint.storage import trim_heap
 from omniloom.checkpoint.write import MAX_SHARD_BYTES, ShardWriter
 from omniloom.errors import ConfigError, EngineError
 from omniloom.pipelines.components import ComponentSpec, empty_model, read_json
 from omniloom.pipelines.index import check_index, read_index
 from omniloom.pipelines.quantizing import component_configs, plan_quantization
 from omniloom.pipelines.tensor_plan import TensorPlan, check
-from omniloom.pipelines.weights import convert
+from omniloom.pipelines.weights import TRIM_EVERY_BYTES, convert
 from omniloom.quantization.component import AnyConfig
 from omniloom.quantization.experts import ExpertStack
 from omniloom.quantization.layouts import native
@@ -113,7 +114,7 @@ class _Part:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         diffusers = "_class_name" in config
         base = DIFFUSERS_BASE if diffusers else TRANSFORMERS_BASE
-        total, done = self.source.nbytes, 0
+        total, done, passed = self.source.nbytes, 0, 0
         with self.source, ShardWriter(folder, base, self.specs, max_shard_bytes) as writer:
             for target, tensor, read in self._tensors():
                 scheme = self._scheme(target)
@@ -121,6 +122,9 @@ class _Part:
                 for suffix, part in parts.items():
                     writer.write(native.stored_name(target, suffix), part)
                 del tensor, parts
+                if (passed := passed + read) >= TRIM_EVERY_BYTES:
+                    trim_heap()
+                    passed = 0
                 done += read
                 if progress:
                     progress(self.spec.name, done, total)

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from omniloom.checkpoint.storage import trim_heap
 from omniloom.errors import CheckpointError, shorten
 from omniloom.pipelines.tensor_plan import Conversion, Progress, Source, TensorPlan, check_shape, without
+
+TRIM_EVERY_BYTES = 32 << 20  # of dense tensors that were quantized
 
 
 def fill(
@@ -43,6 +46,7 @@ def fill(
         for target, tensor in convert(model, conversion, source, plan.dtypes, device).items():
             if target in plan.encode:
                 plan.encode[target](tensor)
+                trim_heap()
             else:
                 check_shape(target, conversion.names()[0], state[target].shape, tensor.shape, where)
                 bind(model, target, tensor)
@@ -61,11 +65,18 @@ def _encode(plan: TensorPlan, source: Source, device: str | torch.device, progre
     """Hand the dense tensors that get quantized over, in the type of the file: at most two of them exist at a time."""
     taken = {plan.direct[target]: take for target, take in plan.encode.items() if target in plan.direct}
     largest = max((source.info(name).nbytes for name in taken), default=0)
+    passed = 0
     for name, tensor in source.load_many(
         list(taken), dtype_of=None, device=device, progress=progress, prefer="read", in_flight=largest
     ):
         taken[name](tensor)
+        passed += tensor.nbytes
         del tensor
+        if passed >= TRIM_EVERY_BYTES:
+            trim_heap()
+            passed = 0
+    if taken:
+        trim_heap()
 
 
 def _take_stored(plan: TensorPlan, source: Source, device: str | torch.device, progress: Progress | None) -> None:

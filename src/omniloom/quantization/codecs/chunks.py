@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from omniloom.checkpoint.storage import empty
 from omniloom.quantization.codecs.base import Shape
 
 CELLS = (
@@ -38,7 +39,8 @@ def encode_rows(
         if not joined:
             each = [rows // part.shape[0] for part in parts]
             joined = [
-                part.new_empty((-(-total // every), *part.shape[1:])) for part, every in zip(parts, each, strict=True)
+                empty((-(-total // every), *part.shape[1:]), part.dtype, part.device)
+                for part, every in zip(parts, each, strict=True)
             ]
         for whole, part, every in zip(joined, parts, each, strict=True):
             whole[start // every : start // every + part.shape[0]] = part
