@@ -133,8 +133,9 @@ def test_the_config_says_how(tiny_folder, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["bitsandbytes", SPECS["fp4"], "bitsandbytes_8bit"], ids=str)
 def test_bitsandbytes_reads_what_was_saved(spec: Any, tiny_folder, tmp_path: Path) -> None:
+    # Wide layers: bitsandbytes' AVX-512 decoder is wrong where a block is longer than a row.
     functional = pytest.importorskip("bitsandbytes.functional")
-    save_quantized(tiny_folder("flux"), build_quant_config(spec), tmp_path / "out")
+    save_quantized(tiny_folder("flux-256"), build_quant_config(spec), tmp_path / "out")
     tensors: dict[str, torch.Tensor] = {}
     for file in (tmp_path / "out" / "transformer").glob("*.safetensors"):
         tensors |= load_file(file)

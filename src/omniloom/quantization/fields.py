@@ -39,9 +39,13 @@ def check_field(owner: str, name: str, tensor: torch.Tensor, spec: FieldSpec) ->
             f"{owner}: field {name!r} is {str(tensor.dtype)[6:]} {tuple(tensor.shape)}, "
             f"must be {str(spec.dtype)[6:]} {spec.shape}"
         )
-    if spec.dtype == torch.float8_e4m3fn and not tensor.is_meta and tensor.numel():
-        if int((tensor.view(torch.uint8) & 0x7F).amax()) == 0x7F:
-            raise CheckpointError(f"{owner}: field {name!r} holds codes that are not numbers (NaN): it is damaged")
+    if spec.dtype == torch.float8_e4m3fn and _has_nan(tensor):
+        raise CheckpointError(f"{owner}: field {name!r} holds codes that are not numbers (NaN): it is damaged")
+
+
+def _has_nan(codes: torch.Tensor) -> bool:
+    known = codes.numel() > 0 and not codes.is_meta
+    return known and int((codes.view(torch.uint8) & 0x7F).amax()) == 0x7F
 
 
 def tensor_bytes(tensor: torch.Tensor | None) -> int:
