@@ -58,6 +58,17 @@ def encode_items(vae: AutoencoderTiny, items: list[Item]) -> torch.Tensor:
     return torch.stack([torch.cat(zs) for zs in out])
 
 
+def contrast_weights(items: list[Item], most: float) -> list[float]:
+    """How often each item is drawn, from 1 to ``most``: drawings that hardly differ from their background add little to
+    the loss, and are the ones that come out wrong.
+    """
+    icons, _ = load_sheet()
+    pictures = np.stack([composite(icons[it.index], COLORS[it.color]) for it in items]).astype(np.float32)
+    grounds = np.array([COLORS[it.color] for it in items], np.float32)[:, None, None]
+    contrast = np.sqrt(((pictures - grounds) ** 2).mean((1, 2, 3)))
+    return np.clip(np.median(contrast) / np.maximum(contrast, 1), 1, most).tolist()
+
+
 class FlowLoss:
     """The rectified-flow loss: predict noise - x0 at t = sigmoid(N(shift, 1))."""
 
@@ -128,6 +139,9 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=5e-3, help="Muon's, scaled to AdamW's update size")
     parser.add_argument("--noise-shift", type=float, default=0.8, help="mean of logit(t) at first; falls to 0")
     parser.add_argument("--ema", type=float, default=0.998)
+    parser.add_argument(
+        "--contrast", type=float, default=2.5, help="draw low-contrast items up to so many times as often"
+    )
     parser.add_argument("--double", type=int, default=1, help="double-stream blocks")
     parser.add_argument("--single", type=int, default=4, help="single-stream blocks")
     parser.add_argument("--threads", type=int, default=2)
@@ -178,6 +192,7 @@ def main() -> None:
         for block in models.transformer.single_transformer_blocks:  # the compiled double block's gradients were NaN
             block.compile(dynamic=False)
     loss_of = FlowLoss(models, args.bf16)
+    weights = contrast_weights([items[i] for i in train_items], args.contrast)
     sizes = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (models.clip, models.t5, models.transformer)]
     print(f"CLIP {sizes[0]:.2f} M, T5 {sizes[1]:.2f} M, transformer {sizes[2]:.2f} M parameters", flush=True)
     print(f"{len(train_items)} of {len(items)} items are trained", flush=True)
@@ -201,7 +216,7 @@ def main() -> None:
                 group["lr"] = peak * factor
         # What a picture shows is decided at high noise, how it looks at low noise: begin with the former.
         shift = args.noise_shift * (1 if done < 0.6 else (1 - done) / 0.4)
-        chosen = [rng.choice(train_items) for _ in range(args.batch)]
+        chosen = rng.choices(train_items, weights, k=args.batch)
         variant = rng.choices(range(VARIANTS), (0.9, 0.05, 0.05), k=args.batch)
         texts = ["" if rng.random() < 0.1 else random_caption(items[i], rng) for i in chosen]
         ids = tokenizer(texts, padding="max_length", max_length=MAX_LENGTH, truncation=True, return_tensors="pt")

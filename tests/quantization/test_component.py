@@ -83,7 +83,7 @@ def test_components_that_do_not_exist() -> None:
         check_components(build_quant_config({"transformer_3": "fp8"}), WAN)
     assert str(error.value) == (
         "quantization names the component 'transformer_3'; did you mean 'transformer_2'? "
-        "(this model has 'text_encoder', 'transformer', 'transformer_2', 'vae')"
+        "(this model has text_encoder, transformer, transformer_2, vae)"
     )
     with pytest.raises(ConfigError, match=r"quantization of 'transformer.blocks': parts of a component cannot have"):
         check_components(build_quant_config({"transformer.blocks": {"method": "fp8"}}), WAN)

@@ -67,7 +67,11 @@ def test_letter_case_does_not_matter(spec: str) -> None:
         *(("auto-round", "inc"), ("auto_round", "inc"), ("AutoRound".replace("R", "-r"), "inc"), ("inc", "inc")),
         *(("fp4", "modelopt_fp4"), ("nvfp4", "modelopt_fp4"), ("modelopt-fp4", "modelopt_fp4")),
         *(("torchao_float8_weight_only", "torchao"), ("bnb", "bitsandbytes"), ("bitsandbytes_4bit", "bitsandbytes")),
-        *(("compressed_tensors", "compressed-tensors"), ("modelslim", "ascend"), ("mxfp4-dualscale", "mxfp4_dualscale")),
+        *(
+            ("compressed_tensors", "compressed-tensors"),
+            ("modelslim", "ascend"),
+            ("mxfp4-dualscale", "mxfp4_dualscale"),
+        ),
     ],
 )
 def test_aliases(alias: str, method: str) -> None:
@@ -194,7 +198,9 @@ def test_overrides(overrides: dict[str, Any]) -> None:
 
 def test_a_wrong_key_of_an_override_is_an_error_of_ours(overrides: dict[str, Any]) -> None:
     register_quantization_override("mine", lambda *, level=1: Int8Config())
-    with pytest.raises(ConfigError, match="quantization method 'mine': its builder got an unexpected keyword argument 'bits'"):
+    with pytest.raises(
+        ConfigError, match="quantization method 'mine': its builder got an unexpected keyword argument 'bits'"
+    ):
         build_quant_config("mine", bits=3)
 
 

@@ -153,7 +153,7 @@ def test_parts_of_one_matrix() -> None:
     assert check_shards("to_qkv", {"to_q": True, "to_k": True})
     assert not check_shards("to_qkv", {"to_q": False, "to_k": False})
     assert not check_shards("to_out", {})
-    with pytest.raises(ConfigError, match="^layer to_qkv is one matrix of 2 parts, .*: 'to_q' but not 'to_k'; list all"):
+    with pytest.raises(ConfigError, match="^layer to_qkv is one matrix of 2 parts, .*: to_q but not to_k; list all"):
         check_shards("to_qkv", {"to_q": True, "to_k": False})
 
 

@@ -103,7 +103,9 @@ def test_5_other_ignored_layers_are_the_checkpoints() -> None:
 
 def test_5_mx_formats_are_the_checkpoints() -> None:
     disk = {"quant_method": "auto-round", "bits": 8, "group_size": 32, "data_type": "mx_fp"}
-    active = user({"method": "inc", "bits": 8, "group_size": 32, "data_type": "mx_fp", "is_checkpoint_serialized": True})
+    active = user(
+        {"method": "inc", "bits": 8, "group_size": 32, "data_type": "mx_fp", "is_checkpoint_serialized": True}
+    )
     found = resolve_quant_config_from_disk(active, disk)
     assert found == config_from_disk(disk) and found is not active
 

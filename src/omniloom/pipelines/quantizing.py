@@ -154,7 +154,10 @@ def _parameter(layer: Any, path: str) -> str:
 
 
 def _dense_bytes(model: torch.nn.Module, plan: TensorPlan) -> int:
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # tied ones once
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for tied in [name for name, source in ties.items() if name != source and source in named]:
+        named.pop(tied, None)  # one tensor once the model is loaded
     return sum(t.numel() * (plan.dtypes.get(name) or t.dtype).itemsize for name, t in named.items())
 
 

@@ -39,6 +39,8 @@ KNOWN_COMPONENTS = (
     "prior",
     "decoder",
     "connectors",
+    "latent_upsampler",
+    "controlnet",
 )
 _ONLY_BY_NAME = re.compile(
     r"(.*_)?(vae|vqvae|vocoder|image_encoder|vision_encoder|feature_extractor|safety_checker|code2wav|token2wav"
