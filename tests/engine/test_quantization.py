@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from omniloom import Omni
+from omniloom.errors import ConfigError
 from omniloom.quantization import build_quant_config
 from omniloom.quantization.linear import QuantizedLinear
 from omniloom.quantization.rules import select_layers
@@ -63,9 +64,18 @@ def dense_bytes(model: nn.Module) -> int:
 
 
 def assert_quantized(
-    part: dict[str, Any], model: nn.Module, reference: nn.Module, config: Any, bound: float, normal: bool = True
+    part: dict[str, Any],
+    model: nn.Module,
+    reference: nn.Module,
+    config: Any,
+    bound: float,
+    normal: bool = True,
+    stored: nn.Module | None = None,
 ) -> None:
-    """Report, bytes, biases and weights of one component are what its config says. ``normal``: no outliers in them."""
+    """Report, bytes, biases and weights of one component are what its config says. ``normal``: no outliers in them.
+
+    ``stored``: the component in the files' type, which is what gets quantized, where it is computed in another.
+    """
     chosen = select_layers(reference, config, component="model")
     assert part["method"] == config.method
     assert part["quantized_layers"] == sorted(chosen.quantized)
@@ -90,13 +100,14 @@ def assert_quantized(
             assert type(layer.bias) is nn.Parameter and layer.bias.dtype == linear.bias.dtype
             assert torch.equal(layer.bias, linear.bias), path
         if path in chosen.quantized:
-            wanted, codec = linear.weight.detach(), chosen.quantized[path].codec
+            source: Any = (stored or reference).get_submodule(path)
+            wanted, codec = source.weight.detach(), chosen.quantized[path].codec
             exact = codec.decode(codec.encode(wanted), (wanted.shape[0], wanted.shape[1]))
             assert torch.equal(layer.dense_weight(torch.float32), exact), path
             errors.append(float((exact - wanted.float()).norm() / wanted.float().norm()))
         else:
             assert torch.equal(layer.weight, linear.weight), path
-    assert max(errors) < (1.3 if normal else 3) * bound, (max(errors), bound)
+    assert max(errors) < (1.5 if normal else 3) * bound, (max(errors), bound)
     assert np.median(errors) > 0.4 * bound, (np.median(errors), bound)
 
 
@@ -106,7 +117,7 @@ def test_every_method(tiny_folder: Any, dense: Any, family: str, method: str, mo
     config: Any = build_quant_config({**spec, **more})
     reference, expected = dense(family)
     denoisers = [name for name in ("transformer", "transformer_2") if getattr(reference, name, None) is not None]
-    named = [*denoisers, *ENCODERS[family]]
+    named = [*denoisers, *([] if "w4a8" in method else ENCODERS[family])]
     with Omni(
         tiny_folder(family, outlier=0.0), dtype="float32", quantization_config=dict.fromkeys(named, config)
     ) as omni:
@@ -118,7 +129,7 @@ def test_every_method(tiny_folder: Any, dense: Any, family: str, method: str, mo
         result = picture(omni, family)
     assert np.isfinite(result).all()
     distance = np.linalg.norm(result - expected) / np.linalg.norm(expected)
-    assert 1e-4 < distance, distance
+    assert distance > 1e-4, distance
     if bound < 0.01:
         assert distance < 0.3, distance
 
@@ -132,8 +143,16 @@ def test_other_compute_dtypes(tiny_folder: Any, method: str, dtype: str) -> None
     named = {"transformer": config, "text_encoder_2": config}
     with Omni(tiny_folder("flux", outlier=0.0), dtype=dtype, quantization_config=named) as omni:
         part = omni.report.to_dict()["components"]["transformer"]
-        assert_quantized(part, omni._loaded.pipe.transformer, reference.transformer, config, bound)  # type: ignore[union-attr]
+        model = omni._loaded.pipe.transformer  # type: ignore[union-attr]
+        exact = load(tiny_folder("flux", outlier=0.0), dtype=torch.float32).transformer
+        assert_quantized(part, model, reference.transformer, config, bound, stored=exact)
         assert np.isfinite(picture(omni, "flux", "np")).all()
+
+
+def test_steps_are_for_denoisers(tiny_folder: Any) -> None:
+    spec = {"text_encoder_2": {"method": "mxfp4", "w4a8_fallback_steps": [0]}}
+    with pytest.raises(ConfigError, match=r"text_encoder_2.*w4a8_fallback_steps.*no denoising steps"):
+        Omni(tiny_folder("flux"), dtype="float32", quantization_config=spec)
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,26 @@ from omniloom.quantization.methods.gguf import GgufConfig
 from omniloom.quantization.methods.inc import IncConfig
 from omniloom.quantization.methods.int8 import Int8Config
 
-METHODS = (
-    "ascend awq bitsandbytes compressed-tensors fp8 gguf gptq inc int8 modelopt modelopt_fp4 modelopt_mixed "
-    "modelopt_mxfp8 mxfp4 mxfp4_dualscale mxfp8 svdquant torchao"
-).split()
+METHODS = [
+    "ascend",
+    "awq",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fp8",
+    "gguf",
+    "gptq",
+    "inc",
+    "int8",
+    "modelopt",
+    "modelopt_fp4",
+    "modelopt_mixed",
+    "modelopt_mxfp8",
+    "mxfp4",
+    "mxfp4_dualscale",
+    "mxfp8",
+    "svdquant",
+    "torchao",
+]
 
 
 def test_the_examples_of_the_documentation() -> None:

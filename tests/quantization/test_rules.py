@@ -57,7 +57,8 @@ TABLE: dict[str, tuple[str, dict[str, str]]] = {
         {
             MODULATION: "double_stream_modulation_img.linear double_stream_modulation_txt.linear norm_out.linear "
             "single_stream_modulation.linear",
-            CONDITIONING: "time_guidance_embed.guidance_embedder.linear_N time_guidance_embed.timestep_embedder.linear_N",
+            CONDITIONING: "time_guidance_embed.guidance_embedder.linear_N "
+            "time_guidance_embed.timestep_embedder.linear_N",
             EDGE: "context_embedder proj_out x_embedder",
         },
     ),
@@ -194,9 +195,26 @@ def test_nothing_against_it(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    "blocks.0.norm1.linear norm_out proj_out proj_out.linear blocks.0.modulation.1 lm_head model.lm_head head "
-    "layers.0.mlp.gate layers.0.mlp.shared_expert_gate thinker.visual.blocks.0.proj code2wav.x audio_tower.fc1 "
-    "time_embedding.linear_1 t_embedder.mlp.0 patch_embedding final_layer.linear model.embed_tokens".split(),
+    [
+        "blocks.0.norm1.linear",
+        "norm_out",
+        "proj_out",
+        "proj_out.linear",
+        "blocks.0.modulation.1",
+        "lm_head",
+        "model.lm_head",
+        "head",
+        "layers.0.mlp.gate",
+        "layers.0.mlp.shared_expert_gate",
+        "thinker.visual.blocks.0.proj",
+        "code2wav.x",
+        "audio_tower.fc1",
+        "time_embedding.linear_1",
+        "t_embedder.mlp.0",
+        "patch_embedding",
+        "final_layer.linear",
+        "model.embed_tokens",
+    ],
 )
 def test_never(path: str) -> None:
     assert never_quantized(path)

@@ -74,7 +74,13 @@ def component_configs(
         path = spec.folder / "config.json"
         disk = read_json(path).get(QUANTIZATION_KEY) if spec.name != replaced and path.is_file() else None
         facts.append(ComponentFacts(spec.name, spec.name in denoisers, disk, str(path)))
-    return resolve_components(config, facts, given=given, note=log.warning)
+    found = resolve_components(config, facts, given=given, note=log.warning)
+    for part in facts:
+        if not part.denoiser and getattr(found[part.name], "w4a8_fallback_steps", None):
+            raise ConfigError(
+                f"{given}: {part.name!r} is given w4a8_fallback_steps, but has no denoising steps: leave them out there"
+            )
+    return found
 
 
 def plan_quantization(

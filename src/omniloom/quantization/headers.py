@@ -60,7 +60,7 @@ def suffixes() -> set[str]:
 
 def _parameters(tensors: Mapping[str, Any]) -> Iterable[str]:
     """Yield the parameters that have scales beside them, each once."""
-    found = {}
+    found: dict[str, None] = {}
     for name in tensors:
         above, _, last = name.rpartition(".")
         if last == _ROWMAX:

@@ -46,8 +46,19 @@ def test_without_an_algorithm_the_name_stays(name: str) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    "FP8_PB_WO W4A16_NVFP4 NVFP4_AWQ NVFP4_SVD W4A8_NVFP4_FP8 W4A8_MXFP4_FP8 W4A16_AWQ W4A8_AWQ W8A16 "
-    "W8A8_SQ_PER_CHANNEL w4a16_awq".split(),
+    [
+        "FP8_PB_WO",
+        "W4A16_NVFP4",
+        "NVFP4_AWQ",
+        "NVFP4_SVD",
+        "W4A8_NVFP4_FP8",
+        "W4A8_MXFP4_FP8",
+        "W4A16_AWQ",
+        "W4A8_AWQ",
+        "W8A16",
+        "W8A8_SQ_PER_CHANNEL",
+        "w4a16_awq",
+    ],
 )
 def test_unsupported_algorithms(algorithm: str) -> None:
     raw = {"quant_method": "modelopt", "quant_algo": algorithm}
