@@ -58,6 +58,8 @@ def _show(devices: Mapping[str, DeviceFacts]) -> None:
     from omniloom.quantization.catalog import LATER, PLANNED, method_matrix, reasons
 
     rows = method_matrix(devices)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    narrow = console.width < 26 * (len(devices) + 1)  # then there is no room for the kernels' names
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", style="bold", overflow="fold")
     wide = len(devices) > 2  # then there is no room for what the weights are
@@ -65,12 +67,14 @@ def _show(devices: Mapping[str, DeviceFacts]) -> None:
         table.add_column("weights", overflow="fold")
     table.add_column("bits", justify="right", no_wrap=True)
     for name in devices:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", min_width=11 if console.width > 105 else None)
     for row in rows:
-        cells = (f"{cell.status}: {cell.kernel}" if cell.kernel else cell.status for cell in row.cells.values())
+        cells = (
+            f"{cell.status}: {cell.kernel}" if cell.kernel and not narrow else cell.status
+            for cell in row.cells.values()
+        )
         what = [] if wide else [row.method.weights]
         table.add_row(row.method.label, *what, f"{row.bits:.2f}", *cells)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)
     for labels, where, reason in reasons(rows):
         place = "" if len(devices) == 1 else f" {where}"

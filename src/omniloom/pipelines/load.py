@@ -58,7 +58,7 @@ def load_pipeline(
     folder, file = _locate(model, config)
     index = read_index(folder)
     device, dtype = _device_and_dtype(config)
-    given = "quantization_config (--quantization)"
+    given = "quantization_config, --quantization"
 
     def set_up(loaded: LoadedPipeline) -> None:
         _check_memory(loaded, device, dtype)
