@@ -18,6 +18,7 @@ from omniloom.quantization.codecs.int4 import Int4Group
 from omniloom.quantization.codecs.mx import COARSE_GROUP, E2M1, GROUP
 from omniloom.quantization.codecs.nibbles import constant, pair_table
 from omniloom.quantization.codecs.scales import power_of_two
+from omniloom.quantization.kernels.gguf_decoders import gguf_steps
 
 _STEP_CELLS = 192 * 1024  # per thread: a step's codes, indices and numbers stay in a core's second-level cache
 
@@ -44,7 +45,7 @@ Step = Callable[[int, int, torch.Tensor], None]  # (first row, last row, out: fl
 def decode_into(codec: Codec, fields: Fields, shape: Shape, out: torch.Tensor) -> None:
     """Write the matrix (N, K) of ``fields`` into ``out``, contiguous, of a floating dtype, on the CPU."""
     rows, columns = shape
-    make = _STEPS.get(codec.name)
+    make = _STEPS.get(codec.name) or _GGUF_STEPS.get(codec.name)
     step = make(codec, fields, columns) if make is not None else None
     if step is None:
         out.copy_(codec.decode(fields, shape, torch.float32))
@@ -185,3 +186,4 @@ _STEPS: dict[str, Callable[[Codec, Fields, int], Step | None]] = {
     "int4_group": _int4_group,
     "bnb4": _bnb4,
 }
+_GGUF_STEPS = gguf_steps(SCRATCH.get)

@@ -1,0 +1,81 @@
+"""Decoding GGUF blocks on a CPU into memory that is reused: unpacked as bytes, widened once, scaled in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from omniloom.quantization.codecs.base import Codec, Fields
+from omniloom.quantization.codecs.gguf_base import GgufCodec, half
+from omniloom.quantization.codecs.gguf_k import scales_and_minima
+
+Step = Callable[[int, int, torch.Tensor], None]  # (first row, last row, out: float32 (rows, K))
+Get = Callable[[str, int, torch.dtype], torch.Tensor]  # scratch memory by name
+_Decode = Callable[[torch.Tensor, torch.Tensor, Get], None]  # (blocks uint8 (B, size), out float32 (B, block), scratch)
+
+
+def _codes(get: Get, out: torch.Tensor) -> torch.Tensor:
+    return get("gguf", out.numel(), torch.uint8).view(out.shape)
+
+
+def _q8_0(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
+    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(half(blocks, 0))
+
+
+def _q4_0(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
+    codes, packed = _codes(get, out), blocks[:, 2:]
+    torch.bitwise_and(packed, 15, out=codes[:, :16])
+    torch.bitwise_right_shift(packed, 4, out=codes[:, 16:])
+    out.copy_(codes.sub_(8).view(torch.int8)).mul_(half(blocks, 0))
+
+
+def _q4_k(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
+    codes, packed = _codes(get, out), blocks[:, 16:].unflatten(1, (4, 32))
+    runs = codes.view(-1, 4, 2, 32)
+    torch.bitwise_and(packed, 15, out=runs[:, :, 0])
+    torch.bitwise_right_shift(packed, 4, out=runs[:, :, 1])
+    scale, minimum = scales_and_minima(blocks[:, 4:16])
+    out.copy_(codes)
+    groups = out.view(-1, 8, 32)
+    groups.mul_(scale.mul_(half(blocks, 0)).unsqueeze(2)).sub_(minimum.mul_(half(blocks, 2)).unsqueeze(2))
+
+
+def _q6_k(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
+    codes = _codes(get, out)
+    low, high = blocks[:, :128].unflatten(1, (2, 64)), blocks[:, 128:192].unflatten(1, (2, 32))
+    runs = codes.view(-1, 2, 2, 64)
+    torch.bitwise_and(low, 15, out=runs[:, :, 0])
+    torch.bitwise_right_shift(low, 4, out=runs[:, :, 1])
+    quarters = codes.view(-1, 2, 4, 32)
+    pairs = get("gguf pairs", out.numel() // 4, torch.uint8).view(high.shape)
+    for index in range(4):
+        shift = torch.bitwise_left_shift if index < 2 else torch.bitwise_right_shift
+        shift(high, abs(4 - 2 * index), out=pairs)
+        quarters[:, :, index] |= pairs.bitwise_and_(48)
+    out.copy_(codes.sub_(32).view(torch.int8))
+    scale = blocks[:, 192:208].view(torch.int8).float().mul_(half(blocks, 208))
+    out.view(-1, 16, 16).mul_(scale.unsqueeze(2))
+
+
+_DECODE: dict[str, _Decode] = {"gguf_q8_0": _q8_0, "gguf_q4_0": _q4_0, "gguf_q4_k": _q4_k, "gguf_q6_k": _q6_k}
+
+
+def gguf_steps(get: Get) -> dict[str, Callable[[Codec, Fields, int], Step | None]]:
+    """Return what makes the step of each codec, with scratch memory from ``get``."""
+
+    def maker(decode: _Decode) -> Callable[[Codec, Fields, int], Step | None]:
+        def make(codec: Codec, fields: Fields, columns: int) -> Step | None:
+            assert isinstance(codec, GgufCodec)
+            packed, kind = fields["packed"], codec.kind
+            if columns % kind.block or not packed.is_contiguous():
+                return None
+
+            def step(start: int, stop: int, out: torch.Tensor) -> None:
+                decode(packed[start:stop].view(-1, kind.size), out.view(-1, kind.block), get)
+
+            return step
+
+        return make
+
+    return {name: maker(decode) for name, decode in _DECODE.items()}
