@@ -171,7 +171,7 @@ def _read(path: Path, size: int, cursor: Cursor) -> GgufHeader:
     tensor_count, value_count = cursor.u64("the tensor count"), cursor.u64("the metadata count")
     for count, least, what in ((tensor_count, 24, "tensors"), (value_count, 13, "metadata entries")):
         if count * least > size:
-            raise Damaged(f"damaged header: {count} {what} do not fit into a file of {size} bytes")
+            raise Damaged(f"damaged header: {count} {what} do not fit into a file of {size} bytes: cut? fetch it again")
     metadata: dict[str, Value] = {}
     for index in range(value_count):
         key = cursor.text(f"key {index} of {value_count}")

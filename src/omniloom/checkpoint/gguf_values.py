@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 _AHEAD = 1 << 20
-_MAX_HEADER = 256 << 20  # a tokenizer's tables take a few MB
+_MAX_HEADER = 128 << 20  # a tokenizer's tables take a few MB
 _MAX_TEXT = 16 << 20
-_MAX_TEXTS = 1 << 21
+_MAX_TEXTS = 1 << 21  # in all arrays of a file; the largest vocabularies have 300,000 and as many merges
 LONG_ARRAY = 1024
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -58,6 +58,7 @@ class Cursor:
         self._buffer = b""
         self._at = 0  # in the buffer
         self._start = 0  # of the buffer, in the file
+        self.texts = 0  # in arrays, so far
 
     @property
     def position(self) -> int:
@@ -122,9 +123,24 @@ class Cursor:
         except UnicodeDecodeError as error:
             raise Damaged(f"damaged header: {what} is not UTF-8: {raw[:60]!r}") from error
 
-    def skip_text(self, what: str) -> None:
-        """Move behind the next text."""
-        self.skip(self._length(what), what)
+    def skip_texts(self, count: int, what: str) -> None:
+        """Move behind ``count`` texts."""
+        unpack = _U64.unpack_from
+        while count:
+            self._fill(8)
+            buffer, at, last = self._buffer, self._at, len(self._buffer) - 8
+            while count and at <= last:  # a text that ends behind the buffer ends this loop, too
+                (length,) = unpack(buffer, at)
+                if at + 8 + length > last + 8:
+                    break
+                at += 8 + length
+                count -= 1
+            self._at = at
+            if count:
+                self._check(0, what)
+                self.skip(self._length(what), what)
+                count -= 1
+        self._check(0, what)
 
     def _length(self, what: str) -> int:
         length = self.u64(what)
@@ -160,12 +176,12 @@ def _array(cursor: Cursor, what: str) -> Value:
     number, count = cursor.u32(what), cursor.u64(what)
     start = cursor.position
     if number == _STRING:
-        if count > _MAX_TEXTS:
-            raise Damaged(f"damaged header: {what} has {count} texts, at most {_MAX_TEXTS} are read")
+        cursor.texts += count
+        if cursor.texts > _MAX_TEXTS:
+            raise Damaged(f"damaged header: {what} has {count} texts, at most {_MAX_TEXTS} are read from a file")
         if count <= LONG_ARRAY:
             return [cursor.text(what) for _ in range(count)]
-        for _ in range(count):
-            cursor.skip_text(what)
+        cursor.skip_texts(count, what)
         return LongArray("string", count, start)
     if number not in _SCALARS:
         kind = "an array of arrays" if number == _ARRAY else f"an array of the unknown type {number}"

@@ -15,8 +15,26 @@ Get = Callable[[str, int, torch.dtype], torch.Tensor]  # scratch memory by name
 _Decode = Callable[[torch.Tensor, torch.Tensor, Get], None]  # (blocks uint8 (B, size), out float32 (B, block), scratch)
 
 
+_LOW = 0x0F0F0F0F0F0F0F0F
+_PAIR = 0x3030303030303030
+
+
+def _words(get: Get, name: str, part: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the bytes ``part`` (B, 8·words) as int64 (B, words): bit operations take 8 bytes at once."""
+    copy = get(name, part.numel(), torch.uint8).view(part.shape)
+    return copy.copy_(part).view(torch.int64)
+
+
 def _codes(get: Get, out: torch.Tensor) -> torch.Tensor:
-    return get("gguf", out.numel(), torch.uint8).view(out.shape)
+    return get("gguf codes", out.numel(), torch.uint8).view(out.shape)
+
+
+def _split(words: torch.Tensor, codes: torch.Tensor, run: int) -> None:
+    """Write the halves of the bytes in ``words``: of every ``run`` bytes the low ones, then the high ones."""
+    runs = codes.view(torch.int64).view(words.shape[0], -1, 2, run // 8)
+    words = words.view(words.shape[0], -1, run // 8)
+    torch.bitwise_and(words, _LOW, out=runs[:, :, 0])
+    torch.bitwise_and(words.bitwise_right_shift_(4), _LOW, out=runs[:, :, 1])
 
 
 def _q8_0(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
@@ -24,17 +42,14 @@ def _q8_0(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
 
 
 def _q4_0(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
-    codes, packed = _codes(get, out), blocks[:, 2:]
-    torch.bitwise_and(packed, 15, out=codes[:, :16])
-    torch.bitwise_right_shift(packed, 4, out=codes[:, 16:])
+    codes = _codes(get, out)
+    _split(_words(get, "gguf low", blocks[:, 2:]), codes, 16)
     out.copy_(codes.sub_(8).view(torch.int8)).mul_(half(blocks, 0))
 
 
 def _q4_k(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
-    codes, packed = _codes(get, out), blocks[:, 16:].unflatten(1, (4, 32))
-    runs = codes.view(-1, 4, 2, 32)
-    torch.bitwise_and(packed, 15, out=runs[:, :, 0])
-    torch.bitwise_right_shift(packed, 4, out=runs[:, :, 1])
+    codes = _codes(get, out)
+    _split(_words(get, "gguf low", blocks[:, 16:]), codes, 32)
     scale, minimum = scales_and_minima(blocks[:, 4:16])
     out.copy_(codes)
     groups = out.view(-1, 8, 32)
@@ -43,16 +58,14 @@ def _q4_k(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
 
 def _q6_k(blocks: torch.Tensor, out: torch.Tensor, get: Get) -> None:
     codes = _codes(get, out)
-    low, high = blocks[:, :128].unflatten(1, (2, 64)), blocks[:, 128:192].unflatten(1, (2, 32))
-    runs = codes.view(-1, 2, 2, 64)
-    torch.bitwise_and(low, 15, out=runs[:, :, 0])
-    torch.bitwise_right_shift(low, 4, out=runs[:, :, 1])
-    quarters = codes.view(-1, 2, 4, 32)
-    pairs = get("gguf pairs", out.numel() // 4, torch.uint8).view(high.shape)
-    for index in range(4):
+    _split(_words(get, "gguf low", blocks[:, :128]), codes, 64)
+    high = _words(get, "gguf high", blocks[:, 128:192]).view(-1, 2, 4)
+    quarters = codes.view(torch.int64).view(-1, 2, 4, 4)
+    pairs = get("gguf pairs", high.numel(), torch.int64).view(high.shape)
+    for index in range(4):  # the mask drops what a shift moved in from the neighbouring byte
         shift = torch.bitwise_left_shift if index < 2 else torch.bitwise_right_shift
         shift(high, abs(4 - 2 * index), out=pairs)
-        quarters[:, :, index] |= pairs.bitwise_and_(48)
+        quarters[:, :, index] |= pairs.bitwise_and_(_PAIR)
     out.copy_(codes.sub_(32).view(torch.int8))
     scale = blocks[:, 192:208].view(torch.int8).float().mul_(half(blocks, 208))
     out.view(-1, 16, 16).mul_(scale.unsqueeze(2))
