@@ -12,7 +12,8 @@ from torch import nn
 
 from omniloom.errors import CheckpointError, ConfigError
 from omniloom.quantization.convert import dequantize_, make_shells, missing, quantize_modules
-from omniloom.quantization.experts import ExpertStack, expert_parameters
+from omniloom.quantization.expert_stack import ExpertStack
+from omniloom.quantization.experts import expert_parameters
 from tests.quantization.schemes import SCHEMES, error
 
 SMALL: dict[str, Any] = dict(

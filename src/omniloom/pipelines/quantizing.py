@@ -17,7 +17,7 @@ from omniloom.pipelines.families import family_of
 from omniloom.pipelines.index import PipelineIndex
 from omniloom.pipelines.tensor_plan import Source, Stored, TensorPlan
 from omniloom.quantization.convert import make_shells
-from omniloom.quantization.experts import ExpertStack
+from omniloom.quantization.expert_stack import ExpertStack
 from omniloom.quantization.layouts import native
 from omniloom.quantization.linear import QuantizedLinear
 from omniloom.quantization.matching import unmatched_everywhere
@@ -35,14 +35,14 @@ _WIDE = 16  # bits from which on a stored number is no code
 class ComponentQuantization:
     """What is quantized in one component, how, and what it saves.
 
-    ``bytes_before``: of the component in its compute dtype. ``needed_bytes``: of the fields that are made here.
+    ``bytes_before``: of the component in its compute dtype. ``needed_bytes``: of the fields that are made while the
+    weights are read, known once ``apply`` made the layers.
     """
 
     config: QuantizationConfig
     selection: Selection
     bytes_before: int
-    needed_bytes: int
-    kernels: dict[str, int] = dataclasses.field(default_factory=dict)
+    needed_bytes: int = 0
 
     def apply(self, model: torch.nn.Module, plan: TensorPlan, dtype: torch.dtype) -> None:
         """Replace the chosen layers by quantized ones without values, and let ``plan`` hand the values over."""
@@ -55,6 +55,7 @@ class ComponentQuantization:
                 plan.stored[target].take = _taker_of_fields(layer)
             else:
                 plan.encode[target] = _encoder(layer)
+                self.needed_bytes += sum(spec.nbytes for spec in layer.field_specs().values())
             plan.missing.discard(target)
 
 
@@ -103,16 +104,11 @@ def plan_quantization(
         raise ModelError(f"{where}: weights of quantization method {config.method!r} cannot be loaded yet")
     if config.serialized:
         selection = _stored_layers(model, plan, source, config, where, given)
-        return ComponentQuantization(config, selection, before, 0)
+        return ComponentQuantization(config, selection, before)
     config.check_online()
     _refuse_codes(plan, source, config, where, given)
     selection = select_layers(model, config, component=component, stored_names=plan.direct)
-    state = model.state_dict()
-    needed = 0
-    for path, scheme in selection.quantized.items():
-        shape = state[path if path in state else f"{path}.weight"].shape
-        needed += math.prod(shape[:-2]) * scheme.codec.nbytes((shape[-2], shape[-1]))
-    return ComponentQuantization(config, selection, before, needed)
+    return ComponentQuantization(config, selection, before)
 
 
 def warn_of_unmatched(parts: Mapping[str, ComponentQuantization], given: str) -> None:

@@ -17,16 +17,16 @@ import torch
 
 from omniloom.checkpoint import TensorSource, find_weights
 from omniloom.checkpoint.names import DIFFUSERS_BASE, TRANSFORMERS_BASE, scan
-from omniloom.checkpoint.storage import trim_heap
 from omniloom.checkpoint.write import MAX_SHARD_BYTES, ShardWriter
 from omniloom.errors import ConfigError, EngineError
 from omniloom.pipelines.components import ComponentSpec, empty_model, read_json
 from omniloom.pipelines.index import check_index, read_index
 from omniloom.pipelines.quantizing import component_configs, plan_quantization
 from omniloom.pipelines.tensor_plan import TensorPlan, check
-from omniloom.pipelines.weights import TRIM_EVERY_BYTES, convert
+from omniloom.pipelines.weights import convert, pass_through
 from omniloom.quantization.component import AnyConfig
-from omniloom.quantization.experts import ExpertStack
+from omniloom.quantization.expert_stack import ExpertStack
+from omniloom.quantization.experts import stack_shape
 from omniloom.quantization.layouts import native
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.rules import Selection
@@ -114,7 +114,7 @@ class _Part:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         diffusers = "_class_name" in config
         base = DIFFUSERS_BASE if diffusers else TRANSFORMERS_BASE
-        total, done, passed = self.source.nbytes, 0, 0
+        total, done = self.source.nbytes, 0
         with self.source, ShardWriter(folder, base, self.specs, max_shard_bytes) as writer:
             for target, tensor, read in self._tensors():
                 scheme = self._scheme(target)
@@ -122,9 +122,6 @@ class _Part:
                 for suffix, part in parts.items():
                     writer.write(native.stored_name(target, suffix), part)
                 del tensor, parts
-                if (passed := passed + read) >= TRIM_EVERY_BYTES:
-                    trim_heap()
-                    passed = 0
                 done += read
                 if progress:
                     progress(self.spec.name, done, total)
@@ -140,10 +137,11 @@ class _Part:
             if scheme is None:
                 specs[target] = (dtype, shape)
                 continue
-            rows, columns = _matrix(self.model, target, shape)
-            experts = shape[0] if len(shape) == 3 else None
-            for suffix, spec in native.stored_specs(scheme.codec, (rows, columns), experts).items():
-                specs[native.stored_name(target, suffix)] = spec
+            if len(shape) == 3:
+                stored = native.stored_specs(scheme.codec, stack_shape(*_place(self.model, target)), shape[0])
+            else:
+                stored = native.stored_specs(scheme.codec, (shape[0], shape[1]))
+            specs |= {native.stored_name(target, suffix): spec for suffix, spec in stored.items()}
         return specs
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor, int]]:
@@ -151,8 +149,7 @@ class _Part:
         targets: dict[str, list[str]] = {}
         for target, name in self.plan.direct.items():
             targets.setdefault(name, []).append(target)
-        largest = max((self.source.info(name).nbytes for name in targets), default=0)
-        for name, tensor in self.source.load_many(list(targets), prefer="read", in_flight=largest):
+        for name, tensor in pass_through(self.source, targets):
             for number, target in enumerate(targets[name]):
                 yield target, tensor, 0 if number else tensor.nbytes
             del tensor
@@ -179,19 +176,15 @@ def _dense_specs(
                 yield target, dtype, tuple(tensor.shape)
 
 
-def _matrix(model: torch.nn.Module, target: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (N, K) of a weight, or of each matrix of a stack, which some models store the other way round."""
-    rows, columns = shape[-2:]
-    return (columns, rows) if len(shape) == 3 and _transposed(model, target) else (rows, columns)
-
-
-def _transposed(model: torch.nn.Module, target: str) -> bool:
-    return bool(getattr(model.get_submodule(target.rpartition(".")[0]), "is_transposed", False))
+def _place(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]:
+    """Return the module that has a parameter, and the parameter's name there."""
+    path, _, name = target.rpartition(".")
+    return model.get_submodule(path), name
 
 
 def _stored(scheme: LayerScheme, model: torch.nn.Module, target: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     if tensor.dim() == 3:
-        stack = ExpertStack.from_dense(tensor, scheme, transposed=_transposed(model, target))
+        stack = ExpertStack.from_dense(tensor, scheme, transposed=bool(_place(model, target)[0].is_transposed))
         return native.to_tensors(scheme.codec, stack.matrix, stack.fields, tensor.dtype, stack=True)
     return native.to_tensors(scheme.codec, tuple(tensor.shape), scheme.codec.encode(tensor), tensor.dtype)  # type: ignore[arg-type]
 

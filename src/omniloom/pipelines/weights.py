@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from omniloom.checkpoint.storage import trim_heap
 from omniloom.errors import CheckpointError, shorten
 from omniloom.pipelines.tensor_plan import Conversion, Progress, Source, TensorPlan, check_shape, without
 
-TRIM_EVERY_BYTES = 32 << 20  # of dense tensors that were quantized
+_TRIM_EVERY_BYTES = 32 << 20  # of tensors that passed through
 
 
 def fill(
@@ -61,22 +61,33 @@ def fill(
     move_buffers(model, device)
 
 
-def _encode(plan: TensorPlan, source: Source, device: str | torch.device, progress: Progress | None) -> None:
-    """Hand the dense tensors that get quantized over, in the type of the file: at most two of them exist at a time."""
-    taken = {plan.direct[target]: take for target, take in plan.encode.items() if target in plan.direct}
-    largest = max((source.info(name).nbytes for name in taken), default=0)
+def pass_through(
+    source: Source, names: Iterable[str], device: str | torch.device = "cpu", progress: Progress | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors as they are stored, on their way into something else: at most two of them exist at a time.
+
+    That holds if the caller drops each before it asks for the next. What was freed goes back to the system.
+    """
+    names = list(names)
+    largest = max((source.info(name).nbytes for name in names), default=0)
     passed = 0
-    for name, tensor in source.load_many(
-        list(taken), dtype_of=None, device=device, progress=progress, prefer="read", in_flight=largest
-    ):
-        taken[name](tensor)
+    for name, tensor in source.load_many(names, device=device, progress=progress, prefer="read", in_flight=largest):
         passed += tensor.nbytes
+        yield name, tensor
         del tensor
-        if passed >= TRIM_EVERY_BYTES:
+        if passed >= _TRIM_EVERY_BYTES:
             trim_heap()
             passed = 0
-    if taken:
+    if names:
         trim_heap()
+
+
+def _encode(plan: TensorPlan, source: Source, device: str | torch.device, progress: Progress | None) -> None:
+    """Hand over the dense tensors that get quantized, in the type of the file."""
+    taken = {plan.direct[target]: take for target, take in plan.encode.items() if target in plan.direct}
+    for name, tensor in pass_through(source, taken, device, progress):
+        taken[name](tensor)
+        del tensor
 
 
 def _take_stored(plan: TensorPlan, source: Source, device: str | torch.device, progress: Progress | None) -> None:

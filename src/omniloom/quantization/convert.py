@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from omniloom.errors import ConfigError, shorten, suggest
+from omniloom.quantization.expert_stack import ExpertStack
 from omniloom.quantization.experts import (
-    ExpertStack,
     dequantize_experts,
     expert_parameters,
     experts_shell,
     quantize_experts,
+    stack_shape,
 )
-from omniloom.quantization.linear import QuantizedLinear
+from omniloom.quantization.linear import QuantizedLinear, is_plain_linear
 from omniloom.quantization.scheme import LayerScheme
 
 # the experts module, the stack's name, its scheme
@@ -136,7 +137,7 @@ def _resolve(
     for path, scheme in schemes.items():
         parent_path, _, name = path.rpartition(".")
         parent, module = modules.get(parent_path), modules.get(path)
-        if type(module) is nn.Linear or (isinstance(module, nn.Linear) and _is_plain(module)):
+        if is_plain_linear(module):
             if module is model:
                 problems.append(f"{path!r} is the model itself")
                 continue
@@ -145,10 +146,10 @@ def _resolve(
             shapes = [(module.out_features, module.in_features)]
         elif module is not None and (names := expert_parameters(module)):
             experts.extend((module, each, scheme) for each in names)
-            shapes = [_stack_shape(module, each) for each in names]
+            shapes = [stack_shape(module, each) for each in names]
         elif parent is not None and name in expert_parameters(parent):
             experts.append((parent, name, scheme))
-            shapes = [_stack_shape(parent, name)]
+            shapes = [stack_shape(parent, name)]
         else:
             what = f"a {type(module).__name__}" if module is not None else f"not there{suggest(path, modules)}"
             problems.append(f"{path!r} is {what}")
@@ -159,16 +160,3 @@ def _resolve(
     if problems:
         raise ConfigError(f"cannot be quantized: {shorten(problems)}")
     return linears, experts
-
-
-def _is_plain(module: nn.Linear) -> bool:
-    """Whether a subclass of Linear computes what Linear does."""
-    return not isinstance(module, QuantizedLinear) and type(module).forward is nn.Linear.forward
-
-
-def _stack_shape(module: nn.Module, name: str) -> tuple[int, int]:
-    value = module._parameters.get(name)
-    if value is None:
-        raise ConfigError(f"{type(module).__name__}.{name} is quantized already")
-    _, first, second = value.shape
-    return (second, first) if module.is_transposed else (first, second)

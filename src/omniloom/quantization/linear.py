@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from omniloom.quantization.kernels.registry import choose_kernel
 from omniloom.quantization.prepared import KernelModule, prepare_kernels, release_kernels, set_streamed
 from omniloom.quantization.scheme import WEIGHT_ONLY, LayerScheme
 
-__all__ = ["QuantizedLinear", "prepare_kernels", "release_kernels", "set_streamed"]
+__all__ = ["QuantizedLinear", "is_plain_linear", "prepare_kernels", "release_kernels", "set_streamed"]
+
+
+def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
+    """Whether a module computes, and is called, as ``nn.Linear`` is.
+
+    That leaves out quantized ones, and the projection of torch's MultiheadAttention, of which only the weight is taken.
+    """
+    taken = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not taken
 
 
 class QuantizedLinear(KernelModule, nn.Linear):

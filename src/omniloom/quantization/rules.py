@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from omniloom.errors import ConfigError, shorten, suggest
-from omniloom.quantization.experts import expert_parameters
+from omniloom.quantization.experts import expert_parameters, stack_shape
+from omniloom.quantization.linear import is_plain_linear
 from omniloom.quantization.matching import SHARDS, Matcher, check_shards, layer_names
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.never import MIN_SIDE, never_quantized
@@ -82,23 +82,13 @@ def find_candidates(model: nn.Module) -> Iterator[Candidate]:
     """Yield every Linear (no subclass with a forward of its own) and every stack of experts."""
     shared = _shared_parameters(model)
     for path, module in model.named_modules():
-        if _is_linear(module):
-            assert isinstance(module, nn.Linear)
+        if is_plain_linear(module):
             shape = (module.out_features, module.in_features)
             yield Candidate(path, shape, type(module).__name__, f"{path}.weight" in shared)
         for name in expert_parameters(module):
-            stack: Any = module._parameters.get(name)
-            if stack is not None:
-                rows, columns = stack.shape[1:]
-                transposed = bool(getattr(module, "is_transposed", False))
-                shape = (columns, rows) if transposed else (rows, columns)
+            if name in module._parameters:  # not quantized already
+                shape = stack_shape(module, name)
                 yield Candidate(f"{path}.{name}".lstrip("."), shape, type(module).__name__, False)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Whether it is called as a Linear is: torch's MultiheadAttention only takes its projection's weight."""
-    fused = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not fused
 
 
 def _listed(

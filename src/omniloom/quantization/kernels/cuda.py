@@ -17,12 +17,28 @@ from omniloom.quantization.scheme import Activation, LayerScheme
 _FP8 = ("fp8_tensor", "fp8_channel")
 
 
-class CudaFp8Kernel(Kernel):
+class CudaKernel(Kernel):
+    """Base: ``capability`` is the least that is needed, and both sides of the matrix are multiples of ``multiple``."""
+
+    native = True
+    kind = "cuda"
+    capability: tuple[int, int]
+    multiple: int
+
+    def supports(self, scheme: LayerScheme, facts: DeviceFacts, shape: Shape) -> str | None:
+        if facts.kind != "cuda" or facts.capability is None or facts.capability < self.capability:
+            return f"needs an NVIDIA GPU of compute capability {self.capability[0]}.{self.capability[1]} or newer"
+        if shape[0] % self.multiple or shape[1] % self.multiple:
+            return f"both sides of {shape} must be multiples of {self.multiple}"
+        return self.formats(scheme)
+
+
+class CudaFp8Kernel(CudaKernel):
     """``torch._scaled_mm``: scales by rows inside of it from Hopper on, applied to its float32 result on Ada."""
 
     name = "cuda_fp8"
-    native = True
-    kind = "cuda"
+    capability = (8, 9)
+    multiple = 16
 
     def __init__(self, matmul: Callable[..., torch.Tensor] | None = None, rowwise: bool | None = None) -> None:
         self.matmul = matmul or torch._scaled_mm
@@ -35,13 +51,6 @@ class CudaFp8Kernel(Kernel):
         if codec is None or codec.name not in _FP8:
             return f"activations are {codec.name if codec else 'not quantized'}, not fp8 by tensor or tokens"
         return None
-
-    def supports(self, scheme: LayerScheme, facts: DeviceFacts, shape: Shape) -> str | None:
-        if facts.kind != "cuda" or facts.capability is None or facts.capability < (8, 9):
-            return "needs an NVIDIA GPU of compute capability 8.9 or newer"
-        if shape[0] % 16 or shape[1] % 16:
-            return f"both sides of {shape} must be multiples of 16"
-        return self.formats(scheme)
 
     def __call__(self, x: torch.Tensor, layer: Operand, activation: Activation) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -72,12 +81,12 @@ class CudaFp8Kernel(Kernel):
         return finish(y, layer.bias, x.dtype).reshape(*x.shape[:-1], n)
 
 
-class CudaInt8Kernel(Kernel):
+class CudaInt8Kernel(CudaKernel):
     """``torch._int_mm`` from Ampere on: exact int32 sums, scaled in float32."""
 
     name = "cuda_int8"
-    native = True
-    kind = "cuda"
+    capability = (8, 0)
+    multiple = 8
     _ROWS = 32  # it refuses 16 rows and fewer
 
     def __init__(self, matmul: Callable[..., torch.Tensor] | None = None) -> None:
@@ -85,13 +94,6 @@ class CudaInt8Kernel(Kernel):
 
     def formats(self, scheme: LayerScheme) -> str | None:
         return int8_formats(scheme)
-
-    def supports(self, scheme: LayerScheme, facts: DeviceFacts, shape: Shape) -> str | None:
-        if facts.kind != "cuda" or facts.capability is None or facts.capability < (8, 0):
-            return "needs an NVIDIA GPU of compute capability 8.0 or newer"
-        if shape[0] % 8 or shape[1] % 8:
-            return f"both sides of {shape} must be multiples of 8"
-        return self.formats(scheme)
 
     def __call__(self, x: torch.Tensor, layer: Operand, activation: Activation) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
