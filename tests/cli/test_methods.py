@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from omniloom.checkpoint import TensorInfo
 from omniloom.errors import ModelError
 from omniloom.pipelines.demo import demo_folder
 from omniloom.platform import Cpu, Device, Memory, Platform
 from omniloom.quantization.catalog import ONLINE, PLANNED, known_devices, machine_devices, method_matrix
-from omniloom.quantization.headers import suffixes
+from omniloom.quantization.codecs import get_codec
+from omniloom.quantization.headers import stored_quantization
 from omniloom.quantization.layouts import native
+from omniloom.quantization.layouts.names import SUFFIXES, stored_name
 from omniloom.quantization.methods import online_methods
 from omniloom.quantization.methods.base import _METHODS
 from tests.cli.conftest import Cli
@@ -125,8 +130,18 @@ def test_inspect_counts_what_quantize_wrote(cli: Cli, tmp_path: Path, config: di
     assert line in cli("inspect", tmp_path / "m").out
 
 
-def test_inspect_knows_every_name_that_is_written() -> None:
-    assert native.known_suffixes() <= suffixes()
+@pytest.mark.parametrize("name", SUFFIXES)
+@pytest.mark.parametrize("experts", [None, 3])
+def test_inspect_knows_every_name_that_is_written(name: str, experts: int | None) -> None:
+    codes = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8", torch.int8: "I8", torch.float32: "F32"}
+    tensors = {}
+    for suffix, (dtype, shape) in native.stored_specs(get_codec(name), (96, 64), experts).items():
+        stored = stored_name("x.weight", suffix)
+        tensors[stored] = TensorInfo(stored, codes[dtype], shape, Path("f"), 0, math.prod(shape) * dtype.itemsize)
+    found = stored_quantization(tensors)
+    assert found is not None and found.bytes == sum(info.nbytes for info in tensors.values())
+    [(codec, count)] = found.codecs.items()
+    assert (codec.split()[0], count) == (name, 1) or (name, experts) == ("fp8_tensor", 3)  # a scale an expert or a row
 
 
 def test_inspect_of_files_of_others(cli: Cli, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +13,6 @@ from omniloom.cli.show import show_bytes, show_count
 
 if TYPE_CHECKING:
     from omniloom.pipelines.inspect import ComponentSummary, ModelSummary
-
-_CODES = {"float8_e4m3fn", "int8", "uint8"}  # dtypes of which a component without a config may have quantized layers
 
 
 def inspect(
@@ -29,7 +27,7 @@ def inspect(
     from omniloom.pipelines.inspect import inspect_model
 
     summary = inspect_model(path, variant)
-    stored = {part.name: _stored(part, variant) for part in summary.components}
+    stored = {part.name: _stored(part) for part in summary.components}
     if as_json:
         plain = summary.to_dict()
         for name, component in plain["components"].items():
@@ -39,24 +37,10 @@ def inspect(
         _show(summary, {name: found for name, found in stored.items() if found})
 
 
-def _stored(component: ComponentSummary, variant: str | None) -> dict[str, Any] | None:
+def _stored(component: ComponentSummary) -> dict[str, Any] | None:
     """Return what the component's headers say of quantized layers; ``None`` if it is dense."""
-    from omniloom.checkpoint import find_weights, single_file
-    from omniloom.checkpoint.names import scan
-    from omniloom.quantization.headers import stored_quantization
-
-    if not component.quantization and not _CODES & component.dtypes.keys():
-        return None
-    where = Path(component.folder)
-    if where.is_file():
-        weights = single_file(where)
-    else:
-        plain = all(files.variant != variant for files in scan(where))
-        weights = find_weights(where, variant=None if plain else variant)
-    found = stored_quantization(weights.tensors)
-    if found is None:
-        return None
-    return {"method": _method(component), "layers": found.layers, "codecs": found.codecs, "bytes": found.bytes}
+    found = component.stored_quantization
+    return None if found is None else {"method": _method(component), **dataclasses.asdict(found)}
 
 
 def _method(component: ComponentSummary) -> str | None:

@@ -14,13 +14,17 @@ from omniloom.checkpoint.names import kind_of_folder, scan
 from omniloom.checkpoint.safetensors import DTYPES
 from omniloom.config import to_plain
 from omniloom.errors import ModelError
+from omniloom.quantization.headers import StoredQuantization, stored_quantization
+
+_CODES = {"float8_e4m3fn", "int8", "uint8"}  # dtypes of which a component without a config may have quantized layers
 
 
 @dataclasses.dataclass(frozen=True)
 class ComponentSummary:
     """One component. ``parameters``: stored elements; ``dtypes``: bytes by dtype; all zero where there are no weights.
 
-    ``quantization``: the ``quantization_config`` of the component's own config.json.
+    ``quantization``: the ``quantization_config`` of the component's own config.json; ``stored_quantization``: what its
+    tensors' names and types say of quantized layers.
     """
 
     name: str
@@ -33,6 +37,7 @@ class ComponentSummary:
     bytes: int = 0
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
     quantization: dict[str, Any] | None = None
+    stored_quantization: StoredQuantization | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +138,8 @@ def _weighed(
     quantization: dict[str, Any] | None = None,
 ) -> ComponentSummary:
     tensors = weights.tensors.values()
+    dtypes = _by_dtype(tensors)
+    coded = quantization or _CODES & dtypes.keys()
     return ComponentSummary(
         name=name,
         library=library,
@@ -142,8 +149,9 @@ def _weighed(
         tensors=len(tensors),
         parameters=sum(math.prod(info.shape) for info in tensors),
         bytes=sum(info.nbytes for info in tensors),
-        dtypes=_by_dtype(tensors),
+        dtypes=dtypes,
         quantization=quantization,
+        stored_quantization=stored_quantization(weights.tensors) if coded else None,
     )
 
 

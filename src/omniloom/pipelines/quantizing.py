@@ -18,7 +18,9 @@ from omniloom.pipelines.index import PipelineIndex
 from omniloom.pipelines.tensor_plan import Source, Stored, TensorPlan
 from omniloom.quantization.convert import make_shells
 from omniloom.quantization.expert_stack import ExpertStack
+from omniloom.quantization.experts import expert_parameters, stack_shape
 from omniloom.quantization.layouts import native
+from omniloom.quantization.layouts.names import known_suffixes, stored_name
 from omniloom.quantization.linear import QuantizedLinear
 from omniloom.quantization.matching import unmatched_everywhere
 from omniloom.quantization.methods import QuantizationConfig
@@ -210,25 +212,25 @@ def _stored_layers(
     quantized: dict[str, LayerScheme] = {}
     skipped: dict[str, str] = {}
     for target, name in list(plan.direct.items()):
-        shape = tuple(state[target].shape)
-        path, _, leaf = target.rpartition(".")
-        stack = leaf != "weight" and len(shape) == 3
-        if not stack and not (leaf == "weight" and isinstance(model.get_submodule(path), torch.nn.Linear)):
+        above, _, leaf = target.rpartition(".")
+        module = model.get_submodule(above)
+        experts: int | None = None
+        if leaf == "weight" and isinstance(module, torch.nn.Linear):
+            path, shape = above, (module.out_features, module.in_features)
+        elif leaf in expert_parameters(module):
+            path, shape, experts = target, stack_shape(module, leaf), len(state[target])
+        else:
             continue
-        beside = {suffix: native.stored_name(name, suffix) for suffix in native.known_suffixes()}
+        beside = {suffix: stored_name(name, suffix) for suffix in known_suffixes()}
         found = {suffix: stored for suffix, stored in beside.items() if stored in names}
         if not found:
-            if not stack:
-                skipped[path] = f"dense in {where}"
+            skipped[path] = f"dense in {where}"
             continue
-        path = target if stack else path
-        scheme = config.scheme(path, (shape[-2], shape[-1]))
         found[""] = name
-        if not stack:
-            shapes = {suffix: tuple(source.info(stored).shape) for suffix, stored in found.items()}
-            codec = native.stored_codec(scheme.codec, (shape[0], shape[1]), shapes, name)
-            scheme = dataclasses.replace(scheme, codec=codec)
-        quantized[path] = scheme
+        scheme = config.scheme(path, shape)
+        shapes = {suffix: tuple(source.info(stored).shape) for suffix, stored in found.items()}
+        codec = native.stored_codec(scheme.codec, shape, shapes, name, experts)
+        quantized[path] = dataclasses.replace(scheme, codec=codec)
         del plan.direct[target]
         plan.unexpected -= set(found.values())
         plan.stored[target] = Stored({stored: suffix for suffix, stored in found.items()}, _not_set)

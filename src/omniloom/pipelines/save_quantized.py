@@ -28,6 +28,7 @@ from omniloom.quantization.component import AnyConfig
 from omniloom.quantization.expert_stack import ExpertStack
 from omniloom.quantization.experts import stack_shape
 from omniloom.quantization.layouts import native
+from omniloom.quantization.layouts.names import stored_name
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.rules import Selection
 from omniloom.quantization.scheme import LayerScheme
@@ -120,7 +121,7 @@ class _Part:
                 scheme = self._scheme(target)
                 parts = {"": tensor} if scheme is None else _stored(scheme, self.model, target, tensor)
                 for suffix, part in parts.items():
-                    writer.write(native.stored_name(target, suffix), part)
+                    writer.write(stored_name(target, suffix), part)
                 del tensor, parts
                 done += read
                 if progress:
@@ -141,7 +142,7 @@ class _Part:
                 stored = native.stored_specs(scheme.codec, stack_shape(*_place(self.model, target)), shape[0])
             else:
                 stored = native.stored_specs(scheme.codec, (shape[0], shape[1]))
-            specs |= {native.stored_name(target, suffix): spec for suffix, spec in stored.items()}
+            specs |= {stored_name(target, suffix): spec for suffix, spec in stored.items()}
         return specs
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor, int]]:

@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-# what follows a parameter's name where its codes have scales beside them; layouts/native.py writes these
-_SCALES = ("_scale", "_scale_inv", ".absmax", ".absmax_codes", ".row_absmax")
-_MORE = (
-    "_dual_scale", ".nested_absmax", ".nested_map", ".nested_offset", ".nested_quant_map", ".quant_map", ".code_map",
-    ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
-)  # fmt: skip
-_ROWMAX, _FORMAT = "SCB", "weight_format"  # of LLM.int8, in the place of the parameter's last part
-_BNB_KIND = ".quant_state.bitsandbytes__"
+from omniloom.quantization.layouts.names import RECORD, known_suffixes, stored_name
+
+# what proves, beside a parameter, that it holds codes
+_PROOFS = ("_scale", "_scale_inv", ".absmax", ".absmax_codes", ".row_absmax")
+_ROWMAX = ">SCB"
 
 
 class Header(Protocol):
@@ -53,37 +50,31 @@ def stored_quantization(tensors: Mapping[str, Header]) -> StoredQuantization | N
     return StoredQuantization(sum(codecs.values()), dict(sorted(codecs.items())), total)
 
 
-def suffixes() -> set[str]:
-    """Return everything that is known to follow a parameter's name, ``>`` in front of what stands for its last part."""
-    return {*_SCALES, *_MORE, ">" + _ROWMAX, ">" + _FORMAT}
-
-
 def _parameters(tensors: Mapping[str, Any]) -> Iterable[str]:
     """Yield the parameters that have scales beside them, each once."""
     found: dict[str, None] = {}
     for name in tensors:
         above, _, last = name.rpartition(".")
-        if last == _ROWMAX:
+        if last == _ROWMAX[1:]:
             found[f"{above}.weight"] = None
-        for suffix in _SCALES:
+        for suffix in _PROOFS:
             if name.endswith(suffix):
                 found[name.removesuffix(suffix)] = None
     return [parameter for parameter in found if parameter in tensors]
 
 
 def _beside(parameter: str, tensors: Mapping[str, Header]) -> dict[str, Header]:
-    names = {suffix: parameter + suffix for suffix in (*_SCALES, *_MORE)}
-    above, _, last = parameter.rpartition(".")
-    if last == "weight":
-        names |= {">" + part: f"{above}.{part}" for part in (_ROWMAX, _FORMAT)}
+    weight = parameter.rpartition(".")[2] == "weight"
+    suffixes = (suffix for suffix in known_suffixes() if weight or not suffix.startswith(">"))
+    names = {suffix: stored_name(parameter, suffix) for suffix in suffixes}
     return {suffix: tensors[name] for suffix, name in names.items() if name in tensors}
 
 
 def _codec(codes: Header, beside: Mapping[str, Header]) -> str:
-    if ">" + _ROWMAX in beside or ".row_absmax" in beside:
+    if _ROWMAX in beside or ".row_absmax" in beside:
         return "int8_rowmax"
     if ".absmax" in beside or ".absmax_codes" in beside:
-        kinds = [suffix.removeprefix(_BNB_KIND) for suffix in beside if suffix.startswith(_BNB_KIND)]
+        kinds = [suffix.removeprefix(RECORD) for suffix in beside if suffix.startswith(RECORD)]
         return f"bnb4 {kinds[0]}" if kinds else "bnb4"
     if "_scale_inv" in beside:
         return "fp8_block" if codes.dtype == "F8_E4M3" else "other"

@@ -10,12 +10,14 @@ import torch
 from omniloom.errors import CheckpointError
 from omniloom.quantization import build_quant_config, config_from_disk
 from omniloom.quantization.codecs import get_codec
-from omniloom.quantization.layouts import native
+from omniloom.quantization.expert_stack import ExpertStack
+from omniloom.quantization.layouts import names, native
 from omniloom.quantization.methods import online_methods
+from omniloom.quantization.scheme import LayerScheme
 from tests.quantization.schemes import dense, same_bytes
 
 CODECS: dict[str, Any] = {
-    **{name: get_codec(name) for name in native.SUFFIXES},
+    **{name: get_codec(name) for name in names.SUFFIXES},
     "bnb4 fp4": get_codec("bnb4", quant_type="fp4", double_quant=False),
 }
 
@@ -30,12 +32,32 @@ def test_there_and_back(name: str, shape: tuple[int, int]) -> None:
     tensors = native.to_tensors(codec, shape, fields, torch.bfloat16)
     specs = native.stored_specs(codec, shape)
     assert {suffix: (t.dtype, tuple(t.shape)) for suffix, t in tensors.items()} == specs
-    assert set(tensors) <= native.known_suffixes() | {""} and "" in tensors
+    assert set(tensors) <= names.known_suffixes() | {""} and "" in tensors
     assert native.stored_codec(codec, shape, {s: tuple(t.shape) for s, t in tensors.items()}, "x.weight") == codec
     back = native.from_tensors(codec, tensors)
     assert set(back) == set(fields)
     for field, tensor in fields.items():
         assert same_bytes(back[field].reshape(tensor.shape), tensor), field
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_stacks_there_and_back(name: str) -> None:
+    """Every name that a stack is stored under is looked for when it is loaded."""
+    codec, shape, experts = CODECS[name], (96, 64), 3
+    stack = torch.stack([dense(*shape).weight.detach() * (n + 1) for n in range(experts)])
+    made = ExpertStack.from_dense(stack, LayerScheme(codec))
+    tensors = native.to_tensors(codec, shape, made.fields, torch.bfloat16, stack=True)
+    specs = native.stored_specs(codec, shape, experts)
+    assert {suffix: (t.dtype, tuple(t.shape)) for suffix, t in tensors.items()} == specs
+    assert set(tensors) <= names.known_suffixes() | {""} and "" in tensors
+    found = {suffix: tuple(t.shape) for suffix, t in tensors.items()}
+    assert native.stored_codec(codec, shape, found, "x.down_proj", experts) == codec
+    back = native.from_tensors(codec, tensors, stack=True)
+    assert set(back) == set(made.fields)
+    assert all(same_bytes(back[field], tensor) for field, tensor in made.fields.items())
+    found.pop(next(suffix for suffix in found if suffix))
+    with pytest.raises(CheckpointError, match="is missing: 'x.down_proj' is stored as"):
+        native.stored_codec(codec, shape, found, "x.down_proj", experts)
 
 
 def test_what_is_missing_or_of_another_shape_is_named() -> None:

@@ -1,7 +1,7 @@
-"""The layout that ``omniloom quantize`` writes: the tensor names that each method's own format uses.
+"""The layout that ``omniloom quantize`` writes: a codec's fields as the tensors that the method's own format has.
 
-A parameter ``x.weight`` becomes ``x.weight`` with the codes and ``x.weight_scale`` (or what the format calls it) beside
-it. bitsandbytes' 4-bit layers carry a JSON record as bytes, with the block size, the shape and the scales' offset.
+The names are in ``names.py``. bitsandbytes' 4-bit layers carry a JSON record as bytes, with the block size, the shape
+and the scales' offset.
 """
 
 from __future__ import annotations
@@ -16,44 +16,13 @@ from omniloom.errors import CheckpointError
 from omniloom.quantization.codecs import get_codec
 from omniloom.quantization.codecs.base import Codec, Fields, Shape
 from omniloom.quantization.codecs.bnb4 import Bnb4
+from omniloom.quantization.layouts.names import FORMAT, RECORD, STACK_SUFFIXES, SUFFIXES, stored_name
 from omniloom.quantization.methods import QuantizationConfig
 from omniloom.quantization.methods.bitsandbytes import BitsAndBytesConfig
 
-# codec -> field -> what is appended to the parameter's name; after ">", what stands in the place of its last part
-SUFFIXES: dict[str, dict[str, str]] = {
-    "fp8_tensor": {"codes": "", "scale": "_scale"},
-    "fp8_channel": {"codes": "", "scale": "_scale"},
-    "fp8_block": {"codes": "", "scale": "_scale_inv"},
-    "int8_channel": {"codes": "", "scale": "_scale"},
-    "mxfp8": {"codes": "", "exponents": "_scale"},
-    "mxfp4": {"packed": "", "exponents": "_scale"},
-    "mxfp4_dual": {"packed": "", "exponents": "_scale", "coarse": "_dual_scale"},
-    "int8_rowmax": {"codes": "", "row_absmax": ">SCB"},
-    "bnb4": {
-        "packed": "",
-        "absmax": ".absmax",
-        "absmax_codes": ".absmax",
-        "nested_absmax": ".nested_absmax",
-        "nested_map": ".nested_quant_map",
-        "code_map": ".quant_map",
-    },
-}
-_FORMAT = ">weight_format"  # of LLM.int8: 0 says that codes are stored by row
-_STATE = ".quant_state.bitsandbytes__"
-_STATE_BYTES = 256  # the record is padded with blanks to this, as its length must be known before its values are
+_RECORD_BYTES = 256  # the record is padded with blanks to this, as its length must be known before its values are
 
 Specs = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-
-
-def known_suffixes() -> set[str]:
-    """Return everything that a parameter's name may be followed by."""
-    plain = {suffix for fields in SUFFIXES.values() for suffix in fields.values()}
-    return (plain | {_STATE + "nf4", _STATE + "fp4", _FORMAT}) - {""}
-
-
-def stored_name(parameter: str, suffix: str) -> str:
-    """Return the name of the tensor that belongs to ``parameter``."""
-    return f"{parameter.rpartition('.')[0]}.{suffix[1:]}" if suffix.startswith(">") else parameter + suffix
 
 
 def stored_specs(codec: Codec, shape: Shape, experts: int | None = None) -> Specs:
@@ -63,9 +32,9 @@ def stored_specs(codec: Codec, shape: Shape, experts: int | None = None) -> Spec
     names = _names(codec, stack=experts is not None)
     stored = {suffix: (specs[field].dtype, (*lead, *specs[field].shape)) for field, suffix in names.items()}
     if isinstance(codec, Bnb4) and experts is None:
-        stored[_STATE + codec.quant_type] = (torch.uint8, (_STATE_BYTES,))
+        stored[RECORD + codec.quant_type] = (torch.uint8, (_RECORD_BYTES,))
     if codec.name == "int8_rowmax" and experts is None:
-        stored[_FORMAT] = (torch.uint8, ())
+        stored[FORMAT] = (torch.uint8, ())
     return stored
 
 
@@ -73,33 +42,38 @@ def to_tensors(codec: Codec, shape: Shape, fields: Fields, dtype: torch.dtype, s
     """Return suffix -> tensor of a matrix's fields. ``dtype``: what bitsandbytes' record says the matrix was."""
     tensors = {suffix: fields[field] for field, suffix in _names(codec, stack).items()}
     if isinstance(codec, Bnb4) and not stack:
-        tensors[_STATE + codec.quant_type] = _record(codec, shape, fields, dtype)
+        tensors[RECORD + codec.quant_type] = _record(codec, shape, fields, dtype)
     if codec.name == "int8_rowmax" and not stack:
-        tensors[_FORMAT] = torch.zeros((), dtype=torch.uint8)
+        tensors[FORMAT] = torch.zeros((), dtype=torch.uint8)
     return tensors
 
 
 def from_tensors(codec: Codec, tensors: Mapping[str, torch.Tensor], stack: bool = False) -> Fields:
     """Return the fields of what ``to_tensors`` made. Raises ``CheckpointError`` for LLM.int8 that is not row by row."""
-    if not stack and _FORMAT in tensors and int(tensors[_FORMAT]) != 0:
-        raise CheckpointError(f"weight_format is {int(tensors[_FORMAT])}: only 0 (row by row) can be read")
+    if not stack and FORMAT in tensors and int(tensors[FORMAT]) != 0:
+        raise CheckpointError(f"weight_format is {int(tensors[FORMAT])}: only 0 (row by row) can be read")
     fields = {field: tensors[suffix] for field, suffix in _names(codec, stack).items()}
-    state = next((tensor for suffix, tensor in tensors.items() if suffix.startswith(_STATE)), None)
+    state = next((tensor for suffix, tensor in tensors.items() if suffix.startswith(RECORD)), None)
     if isinstance(codec, Bnb4) and codec.double_quant and state is not None:
         offset = json.loads(bytes(state.cpu().tolist()))["nested_offset"]
         fields["nested_offset"] = torch.tensor(offset, dtype=torch.float32, device=state.device)
     return fields
 
 
-def stored_codec(codec: Codec, shape: Shape, found: Mapping[str, tuple[int, ...]], name: str) -> Codec:
-    """Return the codec of a stored matrix. ``codec``: of the config; ``found``: suffix -> shape of the tensors there.
+def stored_codec(
+    codec: Codec, shape: Shape, found: Mapping[str, tuple[int, ...]], name: str, experts: int | None = None
+) -> Codec:
+    """Return the codec of a stored matrix, or of a stack of ``experts`` of them.
+
+    ``codec``: of the config; ``found``: suffix -> shape of the tensors there.
 
     FP8 files differ in how many scales they have, which their shapes say. Raises ``CheckpointError`` for tensors that
     are missing or of a shape that the format does not have.
     """
     if codec.name.startswith("fp8_") and "_scale" in found:
-        codec = get_codec("fp8_tensor" if found["_scale"] in ((), (1,)) else "fp8_channel")
-    specs = stored_specs(codec, shape)
+        scale = found["_scale"] if experts is None else found["_scale"][1:]
+        codec = get_codec("fp8_tensor" if scale in ((), (1,)) else "fp8_channel")
+    specs = stored_specs(codec, shape, experts)
     if missing := sorted(set(specs) - set(found)):
         lost = stored_name(name, missing[0])
         raise CheckpointError(f"{lost!r} is missing: {name!r} is stored as {codec.name} and needs it")
@@ -113,11 +87,9 @@ def stored_codec(codec: Codec, shape: Shape, found: Mapping[str, tuple[int, ...]
 
 
 def _names(codec: Codec, stack: bool) -> dict[str, str]:
-    """Return field -> suffix. The offset of bitsandbytes' scales is in the record; stacks have no record."""
-    if stack and codec.name in ("bnb4", "int8_rowmax"):  # no format of others has stacks of these
-        return {field: "" if field in ("packed", "codes") else f".{field}" for field in codec.specs((1, 1))}
-    known = SUFFIXES[codec.name]
-    return {field: known[field] for field in codec.specs((1, 1)) if field != "nested_offset"}
+    """Return field -> suffix of the fields that are tensors of their own."""
+    known = (STACK_SUFFIXES if stack else SUFFIXES)[codec.name]
+    return {field: known[field] for field in codec.specs((1, 1)) if field in known}
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -134,7 +106,7 @@ def _record(codec: Bnb4, shape: Shape, fields: Fields, dtype: torch.dtype) -> to
     if "nested_offset" in fields:
         offset = float(fields["nested_offset"])
         record |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
-    raw = json.dumps(record).encode("utf-8").ljust(_STATE_BYTES)
+    raw = json.dumps(record).encode("utf-8").ljust(_RECORD_BYTES)
     return torch.tensor(list(raw), dtype=torch.uint8)
 
 
