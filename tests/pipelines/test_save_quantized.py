@@ -118,6 +118,13 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(tiny_folder, tmp
         save_quantized(tmp_path / "out", build_quant_config("int8"), tmp_path / "again")
 
 
+def test_an_entry_that_matches_nothing_is_said(tiny_folder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = build_quant_config({"method": "fp8", "ignored_layers": ["ff_contxt", "attn"]})
+    save_quantized(tiny_folder("flux"), config, tmp_path / "out", given="--quantization")
+    [record] = [record for record in caplog.records if record.name.startswith("omniloom")]
+    assert record.getMessage().endswith("the entry 'ignored_layers: ff_contxt' matches no layer of transformer")
+
+
 def test_the_config_says_how(tiny_folder, tmp_path: Path) -> None:
     save_quantized(tiny_folder("flux"), build_quant_config("bitsandbytes"), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "transformer" / "config.json").read_text())["quantization_config"]

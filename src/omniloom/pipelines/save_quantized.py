@@ -21,7 +21,7 @@ from omniloom.checkpoint.write import MAX_SHARD_BYTES, ShardWriter
 from omniloom.errors import ConfigError, EngineError
 from omniloom.pipelines.components import ComponentSpec, empty_model, read_json
 from omniloom.pipelines.index import check_index, read_index
-from omniloom.pipelines.quantizing import component_configs, plan_quantization
+from omniloom.pipelines.quantizing import component_configs, plan_quantization, warn_of_unmatched
 from omniloom.pipelines.tensor_plan import TensorPlan, check
 from omniloom.pipelines.weights import convert, pass_through
 from omniloom.quantization.component import AnyConfig
@@ -72,6 +72,7 @@ def save_quantized(
         why = f" (quantized already: {', '.join(done)})" if done else ""
         raise ConfigError(f"nothing to quantize in {folder}{why}: give a method, for example --quantization fp8")
     parts = {spec.name: _Part(spec, chosen[spec.name], given) for spec in index.components if spec.name in chosen}
+    warn_of_unmatched({name: part.planned for name, part in parts.items()}, given)
     with _whole(out) as made:
         for entry in sorted(index.folder.iterdir()):
             if entry.name.startswith("."):
@@ -93,10 +94,10 @@ class _Part:
         self.source = TensorSource(find_weights(spec.folder))
         where = str(spec.folder)
         self.model, self.plan = empty_model(spec.resolve(), spec.folder, torch.float32, self.source)
-        planned = plan_quantization(
+        self.planned = plan_quantization(
             self.model, self.plan, self.source, config, component=spec.name, where=where, given=given
         )
-        self.selection = planned.selection
+        self.selection = self.planned.selection
         check(self.model, self.plan, self.source, where)
         self.specs = self._specs()
 
