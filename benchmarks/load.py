@@ -20,17 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-CHILD = """
-import json, sys, threading, time, warnings
-warnings.filterwarnings("ignore")
-import diffusers, torch, transformers
-from diffusers import FluxPipeline
-from transformers import CLIPTextModel, T5EncoderModel
-from omniloom.pipelines.build import build_pipeline
-diffusers.utils.logging.set_verbosity_error(); diffusers.utils.logging.disable_progress_bar()
-transformers.utils.logging.disable_progress_bar()
-who, folder, dtype = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3])
-torch.nn.Linear(64, 64)(torch.zeros(8, 64))  # the math library's own first-use memory
+# A child runs this right before what it measures: from here on ``peak`` follows the resident set, until ``stop``.
+WATCH = """
+import threading, time
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
@@ -44,6 +36,23 @@ def watch():
         time.sleep(0.005)
 thread = threading.Thread(target=watch); thread.start()
 start = time.perf_counter()
+"""
+
+CHILD = (
+    """
+import json, sys, threading, time, warnings
+warnings.filterwarnings("ignore")
+import diffusers, torch, transformers
+from diffusers import FluxPipeline
+from transformers import CLIPTextModel, T5EncoderModel
+from omniloom.pipelines.build import build_pipeline
+diffusers.utils.logging.set_verbosity_error(); diffusers.utils.logging.disable_progress_bar()
+transformers.utils.logging.disable_progress_bar()
+who, folder, dtype = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3])
+torch.nn.Linear(64, 64)(torch.zeros(8, 64))  # the math library's own first-use memory
+"""
+    + WATCH
+    + """
 if who == "omniloom":
     from pathlib import Path
     pipe = build_pipeline(Path(folder), dtype=dtype).pipe
@@ -66,6 +75,7 @@ size = sum(p.nbytes for m in pipe.components.values() if isinstance(m, torch.nn.
 print(json.dumps({"before": before, "load_peak": load_peak - before, "peak": peak - before, "bytes": size,
                   "load": loaded, "total": total}))
 """
+)
 
 
 def build(folder: Path, gigabytes: float, dtype: str) -> None:

@@ -16,9 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from load import build  # type: ignore[import-not-found]  # the script beside this one
+from load import WATCH, build  # type: ignore[import-not-found]  # the script beside this one
 
-CHILD = """
+CHILD = (
+    """
 import json, sys, threading, time, warnings
 warnings.filterwarnings("ignore")
 import diffusers, torch, transformers
@@ -29,19 +30,9 @@ import omniloom.pipelines.quantizing, omniloom.quantization.prepared
 diffusers.utils.logging.set_verbosity_error()
 folder, method = sys.argv[1:3]
 torch.nn.Linear(64, 64)(torch.zeros(8, 64))  # the math library's own first-use memory
-
-def status(key):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
-
-before = status("VmRSS")
-peak, stop = before, False
-def watch():
-    global peak
-    while not stop:
-        peak = max(peak, status("VmRSS"))
-        time.sleep(0.002)
-thread = threading.Thread(target=watch); thread.start()
-start = time.perf_counter()
+"""
+    + WATCH
+    + """
 omni = Omni(folder, dtype="float32", quantization_config=method)
 seconds = time.perf_counter() - start
 stop = True; thread.join()
@@ -52,6 +43,7 @@ print(json.dumps({"peak": peak - before, "seconds": seconds, "after": sum(p["byt
                   "transformer_before": transformer.get("bytes_before", transformer["bytes"]),
                   "transformer_after": transformer["bytes"], "kernels": transformer.get("kernels", {})}))
 """
+)
 METHODS = ("none", "fp8", "int8", "bitsandbytes", "mxfp8", "mxfp4", "mxfp4_dualscale")
 SLACK = 100e6
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omniloom.checkpoint.foreign import kind_of
 from omniloom.checkpoint.gguf_values import Cursor, Damaged, LongArray, Value, read_value
-from omniloom.checkpoint.safetensors import TensorInfo
+from omniloom.checkpoint.safetensors import TensorInfo, layout_problem
 from omniloom.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -191,7 +190,8 @@ def _read(path: Path, size: int, cursor: Cursor) -> GgufHeader:
             raise Damaged(f"damaged header: the tensor {name!r:.200} appears twice")
         found[name] = _tensor(path, name, dims, number, start + offset, metadata)
     ordered = sorted(found.values(), key=lambda info: (info.offset, info.nbytes))
-    _check_layout(ordered, start, size, alignment)
+    if problem := layout_problem(ordered, start, size, alignment):
+        raise Damaged(problem)
     return GgufHeader(path, size, version, alignment, metadata, {info.name: info for info in ordered})
 
 
@@ -254,29 +254,3 @@ def _orig_shape(name: str, shape: tuple[int, ...], count: int, value: Value | No
     if math.prod(logical) != count:
         raise Damaged(f"damaged header: tensor {name!r:.200} has the shape {list(shape)}, its orig_shape is {value}")
     return logical
-
-
-def _check_layout(tensors: list[GgufTensor], start: int, size: int, alignment: int) -> None:
-    """Tensors must follow each other, each at the next multiple of the alignment, as ggml's own reader demands."""
-    pad: Callable[[int], int] = lambda at: -(-at // alignment) * alignment  # noqa: E731
-    at = end = start
-    for info in tensors:
-        if info.offset != at:
-            what = "overlaps the tensor before it" if info.offset < at else f"leaves a hole of {info.offset - at} bytes"
-            raise Damaged(
-                f"damaged header: tensor {info.name!r:.200} ({info.dtype} {list(info.shape)}) at byte {info.offset} "
-                f"{what} ({at} expected)"
-            )
-        end = at + info.nbytes
-        at = pad(end)
-    if size < end:
-        cut = next((info.name for info in tensors if info.offset + info.nbytes > size), None)
-        raise Damaged(
-            f"truncated: {end} bytes expected, {size} found ({end - size} missing, from tensor {cut!r:.200} on); "
-            "an unfinished download or a full disk? fetch it again"
-        )
-    if size > at:
-        raise Damaged(
-            f"{at} bytes expected, {size} found: {size - at} trailing bytes that no tensor owns; "
-            "a damaged or overwritten file? fetch it again"
-        )

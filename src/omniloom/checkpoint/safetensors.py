@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,7 +123,8 @@ def read_header(path: str | Path) -> SafetensorsHeader:
     metadata = _metadata(path, entries.pop("__metadata__", {}))
     start = 8 + length
     found = sorted((_tensor(path, name, entry, start) for name, entry in entries.items()), key=_span)
-    _check_layout(path, found, start, size)
+    if problem := layout_problem(found, start, size):
+        raise CheckpointError(f"{path}: {problem}")
     return SafetensorsHeader(path, size, metadata, {info.name: info for info in found})
 
 
@@ -221,24 +223,31 @@ def _span(info: TensorInfo) -> tuple[int, int]:
     return info.offset, info.nbytes
 
 
-def _check_layout(path: Path, tensors: list[TensorInfo], start: int, size: int) -> None:
-    """The tensors, in the order of their bytes, must fill the file from ``start`` to its end without a gap."""
-    at = start
+def layout_problem(tensors: Sequence[TensorInfo], start: int, size: int, alignment: int = 1) -> str | None:
+    """Say what is wrong with where the tensors, in the order of their bytes, lie; ``None`` if nothing is.
+
+    They must fill the file from ``start`` to its end without a gap, each at the next multiple of ``alignment``; the
+    padding after the last one may be missing.
+    """
+    at = end = start
     for info in tensors:
         if info.offset != at:
             what = "overlaps the tensor before it" if info.offset < at else f"leaves a hole of {info.offset - at} bytes"
-            raise CheckpointError(
-                f"{path}: damaged header: tensor {info.name!r} at byte {info.offset} {what} ({at} expected)"
+            return (
+                f"damaged header: tensor {info.name!r:.200} ({info.dtype} {list(info.shape)}) at byte {info.offset} "
+                f"{what} ({at} expected)"
             )
-        at += info.nbytes
-    if size < at:
+        end = at + info.nbytes
+        at = -(-end // alignment) * alignment
+    if size < end:
         cut = next((info.name for info in tensors if info.offset + info.nbytes > size), None)
-        raise CheckpointError(
-            f"{path}: truncated: {at} bytes expected, {size} found ({at - size} missing, from tensor {cut!r} on); "
+        return (
+            f"truncated: {end} bytes expected, {size} found ({end - size} missing, from tensor {cut!r:.200} on); "
             "an unfinished download or a full disk? fetch it again"
         )
     if size > at:
-        raise CheckpointError(
-            f"{path}: {at} bytes expected, {size} found: {size - at} trailing bytes that no tensor owns; "
+        return (
+            f"{at} bytes expected, {size} found: {size - at} trailing bytes that no tensor owns; "
             "a damaged or overwritten file? fetch it again"
         )
+    return None
