@@ -14,7 +14,7 @@ from omniloom.checkpoint.storage import trim_heap
 from omniloom.errors import CheckpointError, shorten
 from omniloom.pipelines.tensor_plan import Conversion, Progress, Source, TensorPlan, check_shape, without
 
-_TRIM_EVERY_BYTES = 32 << 20  # of tensors that passed through
+_TRIM_EVERY_BYTES = 8 << 20  # of tensors that passed through
 
 
 def fill(
